@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// Returns the address that follows another at a distance of `number`.
+/// Returns the address `number` places after `address`.
 #[must_use]
 pub fn nth_address(address: IpAddr, number: u32) -> IpAddr {
     match address {

@@ -1,4 +1,4 @@
-//! A client of the daemon's admin socket: HTTP/1.1 over a Unix socket, one request per connection.
+//! A client for the daemon's admin socket: HTTP/1.1 over a Unix socket, with one request per connection.
 
 use std::{
     io::{BufReader, Write as _},
@@ -11,17 +11,17 @@ use anyhow::{Context as _, Result};
 
 use crate::http::ResponseHead;
 
-/// The timeout of a response, enough for a list of 100,000 Services.
+/// The timeout for a response, long enough for a list of 100,000 Services.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A response of the daemon.
+/// A response from the daemon.
 #[derive(Clone, Debug)]
 pub struct Response {
     pub status: u16,
     pub body: String,
 }
 
-/// Sends a GET request for a path.
+/// Sends a GET request for `path`.
 pub fn get(socket: &Path, path: &str) -> Result<Response> {
     let mut stream = UnixStream::connect(socket)
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
@@ -39,13 +39,13 @@ pub fn get(socket: &Path, path: &str) -> Result<Response> {
     })
 }
 
-/// Returns the value of a metric; `name` includes its labels as they are printed.
+/// Returns the value of a metric. `name` includes the labels exactly as they are printed.
 #[must_use]
 pub fn metric(metrics: &str, name: &str) -> Option<u64> {
     let value = metrics
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    // A value may have a decimal fraction, and a timestamp may follow it.
+    // The value may have a fractional part, and a timestamp may follow it.
     value.split([' ', '.']).next()?.parse().ok()
 }
 

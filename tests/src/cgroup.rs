@@ -1,4 +1,4 @@
-//! Control groups of the laboratory: groups below the root of each hierarchy, never the root itself.
+//! The lab's cgroups. They are always below the root of a hierarchy, never the root itself.
 
 use std::{
     ffi::OsString,
@@ -17,7 +17,7 @@ use nix::{
 
 use crate::wait;
 
-/// The time limit for killed processes of a group to end.
+/// The time limit for a cgroup's killed processes to exit.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// Returns the mount point of the cgroup v2 hierarchy, even if version 1 is mounted as well.
@@ -26,7 +26,7 @@ pub fn mount_point() -> Result<PathBuf> {
     mounted.context("no cgroup2 file system is mounted")
 }
 
-/// Returns the mount points of the version 1 hierarchies, one for each controller; empty where only
+/// Returns the mount points of the version 1 hierarchies, one per controller. The list is empty if only
 /// version 2 is mounted.
 pub fn v1_mount_points() -> Result<Vec<PathBuf>> {
     mount_points("cgroup")
@@ -37,7 +37,7 @@ fn mount_points(kind: &str) -> Result<Vec<PathBuf>> {
     Ok(parse_mounts(&mounts, kind))
 }
 
-/// Returns the mount points of file systems of a type.
+/// Returns the mount points of all file systems of the given type.
 fn parse_mounts(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     let target = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -48,7 +48,8 @@ fn parse_mounts(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     lines.filter_map(target).collect()
 }
 
-/// Unescapes a mount table field: blanks, tabs, newlines and backslashes are `\` and 3 octal digits.
+/// Unescapes a field of the mount table, in which spaces, tabs, newlines and backslashes are written as `\`
+/// and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -63,18 +64,18 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(plain))
 }
 
-/// Creates a group, and its missing parents.
+/// Creates a cgroup and any missing parents.
 pub fn create(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot create cgroup {}", path.display()))
 }
 
-/// Moves the calling process into a group.
+/// Moves the calling process into a cgroup.
 pub fn enter(path: &Path) -> Result<()> {
     fs::write(path.join("cgroup.procs"), "0")
         .with_context(|| format!("cannot enter cgroup {}", path.display()))
 }
 
-/// Kills all processes in a group and below it, and removes the groups, the deepest first.
+/// Kills all processes in a cgroup and its descendants, and removes these cgroups, deepest first.
 pub fn remove(path: &Path) -> Result<()> {
     wait::until(TIME_LIMIT, || match remove_once(path) {
         Ok(()) => true,
@@ -92,7 +93,7 @@ fn remove_once(path: &Path) -> io::Result<()> {
     }
     for process in processes(path)? {
         match kill(process, Signal::SIGKILL) {
-            // The process may have ended since the read.
+            // The process may have exited since the list was read.
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => return Err(error.into()),
         }
@@ -100,23 +101,23 @@ fn remove_once(path: &Path) -> io::Result<()> {
     fs::remove_dir(path)
 }
 
-/// Returns the processes in a group and in the groups below it.
+/// Returns the processes in a cgroup and its descendants.
 pub fn processes_below(path: &Path) -> io::Result<Vec<Pid>> {
     let mut found = processes(path)?;
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            // The group may have been removed since the directory was read.
+            // The cgroup may have been removed since the directory was read.
             found.extend(processes_below(&entry.path()).unwrap_or_default());
         }
     }
     Ok(found)
 }
 
-/// Returns the processes in the group itself, without those in groups below it.
+/// Returns the processes in the cgroup itself, not those in its descendants.
 fn processes(path: &Path) -> io::Result<Vec<Pid>> {
     let text = fs::read_to_string(path.join("cgroup.procs"))?;
-    // 0 stands for a process of another PID namespace.
+    // 0 stands for a process in another PID namespace.
     Ok(text
         .lines()
         .filter_map(|line| line.parse().ok())
@@ -125,7 +126,7 @@ fn processes(path: &Path) -> io::Result<Vec<Pid>> {
         .collect())
 }
 
-/// Returns the directories directly below `root` with a name that `keep` accepts.
+/// Returns the directories directly below `root` whose names `keep` accepts.
 pub(crate) fn subdirectories(root: &Path, keep: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     entries

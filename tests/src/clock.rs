@@ -10,7 +10,7 @@ use std::time::Duration;
 /// A point in real time.
 pub type Instant = std::time::Instant;
 
-/// Sleeps in real time: between two attempts of a paced load, or two checks of a condition.
+/// Sleeps in real time, either between two attempts of a paced load or between two checks of a condition.
 pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }

@@ -1,4 +1,4 @@
-//! Subcommands of `culvert-lab`.
+//! The subcommands of `culvert-lab`.
 
 pub(crate) mod load;
 pub(crate) mod throughput;

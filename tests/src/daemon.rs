@@ -1,4 +1,5 @@
-//! A daemon under test: a process that is started and stopped repeatedly, with one log file.
+//! A daemon under test: a process that can be started and stopped repeatedly and that always appends to the
+//! same log file.
 
 use std::{
     path::PathBuf,
@@ -15,10 +16,10 @@ use crate::{
     sandbox::{Process, Sandbox},
 };
 
-/// The time limit for a daemon to stop.
+/// The time limit for a daemon to exit.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// A daemon, running or not. It is killed on drop.
+/// A daemon, which may or may not be running. It is killed on drop.
 #[derive(Debug)]
 pub struct Daemon {
     process: Mutex<Option<Process>>,
@@ -26,7 +27,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Creates a daemon that is not started yet, with the path of its log.
+    /// Creates a daemon that writes to the given log file. It isn't started yet.
     #[must_use]
     pub fn new(log: PathBuf) -> Self {
         Self {
@@ -39,7 +40,7 @@ impl Daemon {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the daemon in a sandbox, without waiting until it is ready.
+    /// Starts the daemon in a sandbox, without waiting for it to become ready.
     pub fn start(&self, sandbox: &Sandbox, argv: &[String]) -> Result<()> {
         let mut process = self.process();
         ensure!(process.is_none(), "the daemon is already running");
@@ -47,7 +48,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the process ID while the daemon runs.
+    /// Returns the daemon's process ID, or `None` before it is started and after it is stopped.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.process().as_ref().map(Process::pid)
@@ -59,14 +60,14 @@ impl Daemon {
         process.signal(signal)
     }
 
-    /// Returns the exit status if the daemon ended by itself.
+    /// Returns the exit status if the daemon has exited by itself.
     pub fn try_wait(&self) -> Result<Option<Exit>> {
         let process = self.process();
         let process = process.as_ref().context("the daemon isn't running")?;
         process.try_wait()
     }
 
-    /// Stops the daemon with a signal. After any signal other than SIGKILL, it must exit successfully.
+    /// Stops the daemon with a signal. Unless the signal is SIGKILL, the daemon must exit successfully.
     pub fn stop(&self, signal: Signal) -> Result<()> {
         let process = self.process().take().context("the daemon isn't running")?;
         process.signal(signal)?;
@@ -79,7 +80,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the complete log.
+    /// Returns the entire log.
     #[must_use]
     pub fn logs(&self) -> String {
         log::read(&self.log)

@@ -1,13 +1,13 @@
-//! An edge node: it can dial the cloud, but nodes of the cloud can't dial it.
+//! An edge node: it can dial the cloud, but nodes in the cloud can't dial it.
 //!
 //! ```text
 //! host 192.0.2.1 ──uplink── outside ──edge── eth0 198.51.100.2 edge
 //!      2001:db8::1                           2001:db8:51::2    10.20.0.7, fd00:20::7
 //! ```
 //!
-//! The sandbox outside forwards between the two. It has a route only to the edge node's link address,
-//! which stands for the NAT address of a remote site. The addresses in the edge's Node are unreachable
-//! from the cloud: a connect that isn't steered fails at once.
+//! The sandbox `outside` forwards packets between the two. Its only route to the edge is to the edge node's
+//! link address, which stands in for the NAT address of a remote site. The addresses in the edge node's Node
+//! object are unreachable from the cloud: a connection that isn't steered fails at once.
 
 use std::{
     fs,
@@ -27,32 +27,33 @@ use crate::{
     server::{Listener, ServerKind},
 };
 
-/// The name of the edge node.
+/// The edge node's name.
 pub const EDGE_NAME: &str = "edge-7";
-/// The IPv4 address in the Node of the edge node.
+/// The edge node's IPv4 address, as listed in its Node object.
 pub const EDGE_V4: Ipv4Addr = Ipv4Addr::new(10, 20, 0, 7);
-/// The IPv6 address in the Node of the edge node.
+/// The edge node's IPv6 address, as listed in its Node object.
 pub const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 7);
 
-/// The default port of a gateway.
+/// The gateway's default port.
 const GATEWAY_PORT: u16 = 10_262;
 
-/// The address ranges of edge nodes, which are unreachable from the cloud.
+/// The address ranges of edge nodes. They are unreachable from the cloud.
 const EDGE_RANGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
 
-/// The address of the edge node on its link; it stands for the NAT address of a remote site.
+/// The edge node's address on its link, which stands in for the NAT address of a remote site.
 pub const LINK_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
-/// The addresses on the link, IPv4 and IPv6: that of the sandbox outside, then that of the edge node.
+/// The IPv4 and IPv6 addresses on the link. In each pair, the address of the sandbox `outside` comes first,
+/// then the edge node's.
 const LINK_ADDRESSES: [[&str; 2]; 2] = [
     ["198.51.100.1", "198.51.100.2"],
     ["2001:db8:51::1", "2001:db8:51::2"],
 ];
 
-/// The priority of the routing rules that drop all packets of the link in both directions.
+/// The priority of the routing rules that drop all packets on the link, in both directions.
 const CUT_PRIORITY: u32 = 5;
 
-/// An edge node. The agent on it is killed on drop.
+/// An edge node. Its agent is killed on drop.
 #[derive(Debug)]
 pub struct EdgeNode {
     agent: Daemon,
@@ -63,7 +64,7 @@ pub struct EdgeNode {
 }
 
 impl EdgeNode {
-    /// Creates an edge node, and connects it to the network of a cloud node.
+    /// Creates an edge node and connects it to a cloud node's network.
     pub fn new(network: &NodeNetwork, culvert: PathBuf) -> Result<Self> {
         let sandbox = network.create_unconnected(EDGE_NAME)?;
         connect_link(network, &sandbox)?;
@@ -78,32 +79,33 @@ impl EdgeNode {
         })
     }
 
-    /// Returns the edge node's network namespace and cgroup.
+    /// Returns the edge node's sandbox, that is, its network namespace and cgroup.
     #[must_use]
     pub const fn sandbox(&self) -> &Sandbox {
         &self.sandbox
     }
 
-    /// Builds the Node of the edge node, with the label of edge nodes.
+    /// Builds the edge node's Node object, with the label that marks edge nodes.
     #[must_use]
     pub fn node() -> NodeObject {
         NodeObject::new(EDGE_NAME, [EDGE_V4.into(), EDGE_V6.into()]).edge()
     }
 
-    /// Returns the directory of the agent's certificate, as `culvert ca issue` writes it.
+    /// Returns the directory that holds the agent's certificate, in the layout that `culvert ca issue`
+    /// writes.
     #[must_use]
     pub fn identity_directory(&self) -> PathBuf {
         self.directory.join("identity")
     }
 
-    /// Returns the paths of the kubelet's certificate files. [`EdgeNode::serve_kubelet`] creates them.
+    /// Returns the paths of the kubelet's certificate files, which [`EdgeNode::serve_kubelet`] creates.
     #[must_use]
     pub fn kubelet_files(&self) -> PemFiles {
         PemFiles::in_directory(&self.directory, "kubelet")
     }
 
-    /// Starts a kubelet-like server on the edge node. Its certificate is valid for the addresses in the
-    /// Node, and issued by a separate CA.
+    /// Starts a kubelet-like server on the edge node. Its certificate is valid for the addresses in the Node
+    /// object and is issued by a separate CA.
     pub fn serve_kubelet(&self, ports: &[u16]) -> Result<Server> {
         let files = self.kubelet_files();
         let authority = Authority::new("kubelets")?;
@@ -123,8 +125,8 @@ impl EdgeNode {
         Server::start(&self.sandbox, &options)
     }
 
-    /// Starts `culvert agent`, which may dial these ports of the edge node. It reads its certificate from
-    /// [`EdgeNode::identity_directory`].
+    /// Starts `culvert agent` and allows it to dial the given ports on the edge node. The agent reads its
+    /// certificate from [`EdgeNode::identity_directory`].
     pub fn start_agent(&self, ports: [u16; 2]) -> Result<()> {
         let (config, state) = (
             self.directory.join("culvert.yaml"),
@@ -154,7 +156,7 @@ impl EdgeNode {
         &self.agent
     }
 
-    /// Cuts the link: packets in both directions are dropped silently.
+    /// Cuts the link: packets in both directions are silently dropped.
     pub fn cut_link(&self) -> Result<()> {
         self.change_drop_rules("add")
     }
@@ -176,7 +178,8 @@ impl EdgeNode {
     }
 }
 
-/// Formats the part of the config that gateways and agents share: certificate files, and session timers.
+/// Formats the part of the config that gateways and agents have in common: the certificate files and the
+/// session timers.
 pub(crate) fn identity_and_session_config(identity: &Path) -> String {
     let PemFiles { ca, cert, key } = PemFiles::issued(identity);
     format!(

@@ -1,9 +1,9 @@
-//! Executors: processes that keep a sandbox alive and execute requests in it, which they receive over a
-//! socket pair.
+//! Executors: processes that keep a sandbox alive and carry out, inside it, the requests that they receive
+//! over a socket pair.
 //!
-//! The kernel chooses the programs for a socket by the socket's own cgroup and network namespace. A
-//! socket that an executor created and passed to this process therefore behaves as if this process were
-//! in the sandbox.
+//! The kernel chooses the programs for a socket by the cgroup and network namespace of the socket itself. A
+//! socket that an executor creates and passes to this process therefore behaves as if this process were in
+//! the sandbox.
 
 use std::{
     io,
@@ -34,24 +34,24 @@ pub(crate) mod child;
 pub mod process;
 pub mod wire;
 
-/// The timeout of a request. An executor responds at once unless it is broken.
+/// The timeout for a request. An executor responds at once unless it is broken.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The properties of a sandbox.
 #[derive(Args, Clone, Debug)]
 pub struct SandboxSpec {
-    /// A process in the network namespace to join; by default a new namespace is created.
+    /// The ID of a process whose network namespace the sandbox joins; by default, a new namespace is created.
     #[arg(long)]
     pub network_of: Option<u32>,
     /// The path of an existing cgroup.
     #[arg(long)]
     pub cgroup: PathBuf,
-    /// A directory to mount a BPF file system on, in a new mount namespace.
+    /// The directory on which to mount a BPF file system, in a new mount namespace.
     #[arg(long)]
     pub bpffs: Option<PathBuf>,
 }
 
-/// The executor of a sandbox. All processes of the sandbox end when it is dropped.
+/// A sandbox's executor. When it is dropped, all processes in the sandbox are killed.
 #[derive(Debug)]
 pub struct Executor {
     process: Mutex<Child>,
@@ -82,7 +82,8 @@ impl Executor {
         if let Some(directory) = &spec.bpffs {
             command.arg("--bpffs").arg(directory);
         }
-        // A separate process group: an interrupt at the terminal reaches only the process that cleans up.
+        // The executor gets its own process group, so that an interrupt at the terminal reaches only the
+        // process that cleans up.
         let process = command
             .stdin(Stdio::from(peer_end))
             .stdout(Stdio::null())
@@ -95,8 +96,8 @@ impl Executor {
             pid,
             channel: Mutex::new(channel),
         };
-        // This copy of the other end must be closed: otherwise neither side would notice the end of the
-        // other.
+        // This process's copy of the executor's end must be closed; otherwise, neither side would notice when
+        // the other one exits.
         drop(command);
         executor
             .call::<()>(&Request::Greet, &[])
@@ -104,8 +105,8 @@ impl Executor {
         Ok(executor)
     }
 
-    /// Returns the executor's process ID: `/proc/<pid>/ns/net` and `/proc/<pid>/root` are those of the
-    /// sandbox.
+    /// Returns the executor's process ID. `/proc/<pid>/ns/net` and `/proc/<pid>/root` are the sandbox's
+    /// network namespace and root directory.
     #[must_use]
     pub const fn pid(&self) -> u32 {
         self.pid
@@ -138,7 +139,8 @@ impl Executor {
         socket.map(Socket::from).ok_or_else(unexpected)
     }
 
-    /// Starts a process in the sandbox, which is killed when the executor ends; returns its process ID.
+    /// Starts a process in the sandbox and returns its process ID. The process is killed when the executor
+    /// exits.
     pub(crate) fn spawn(
         &self,
         argv: &[String],
@@ -149,12 +151,12 @@ impl Executor {
         self.call(&Request::Spawn { argv, cpu }, &output)
     }
 
-    /// Returns the exit status of a process of the sandbox, if the process has ended.
+    /// Returns the exit status of a process in the sandbox, if the process has exited.
     pub(crate) fn try_wait(&self, pid: i32) -> Result<Option<Exit>> {
         self.call(&Request::TryWait { pid }, &[])
     }
 
-    /// Sends a signal to a process of the sandbox.
+    /// Sends a signal to a process in the sandbox.
     pub(crate) fn signal(&self, pid: i32, signal: Signal) -> Result<()> {
         #[expect(
             clippy::as_conversions,
@@ -164,13 +166,14 @@ impl Executor {
         self.call(&Request::Signal { pid, signal }, &[])
     }
 
-    /// Writes a file from within the sandbox, where `/proc/sys/net` is that of its network namespace.
+    /// Writes a file from within the sandbox, where `/proc/sys/net` belongs to the sandbox's network
+    /// namespace.
     pub fn write(&self, path: &Path, text: &str) -> Result<()> {
         let (path, text) = (path.to_owned(), text.to_owned());
         self.call(&Request::Write { path, text }, &[])
     }
 
-    /// Sends a request; turns a failure in the response into an error.
+    /// Sends a request, and turns a failure reported in the response into an error.
     fn call<T: DeserializeOwned>(&self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<T> {
         let (response, _) = self.exchange(request, files)?;
         response.map_err(|failure| anyhow!(failure.message))
@@ -197,7 +200,8 @@ impl Drop for Executor {
             .process
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        // With the executor, the kernel ends the sandbox's processes and removes its mounts and interfaces.
+        // When the executor dies, the sandbox's processes are killed, and the kernel removes its mounts and
+        // interfaces.
         drop(process.kill());
         drop(wait::until(RESPONSE_TIMEOUT, || {
             !matches!(process.try_wait(), Ok(None))

@@ -1,16 +1,16 @@
-//! A server that behaves like a kubelet, and its client: HTTP/1.1 over TLS 1.3, with upgrades,
-//! half-closes, stalls and resets. Both record the events of each connection.
+//! A server that behaves like a kubelet, and a client for it: HTTP/1.1 over TLS 1.3, with upgrades,
+//! half-closes, stalls and resets. Both record the events on each connection.
 //!
 //! | request | response |
 //! |---|---|
 //! | `GET /healthz` | `ok` |
 //! | `GET /bytes/N` | N bytes of the pattern |
-//! | `POST /sum` | the number of bytes in the body, and their digest |
+//! | `POST /sum` | the length of the body, and its digest |
 //! | `POST /echo` | the body |
-//! | `POST /until-end` | as `/sum`, for all bytes until the client's half-close; then the server closes |
-//! | `GET /upgrade` | 101 and [`FIRST_BYTES`] in one segment; then an echo until the client's half-close |
+//! | `POST /until-end` | like `/sum`, for everything up to the client's half-close; then the server closes |
+//! | `GET /upgrade` | 101 and [`FIRST_BYTES`] in one segment, then echoes until the client's half-close |
 //! | `GET /reset` | a TCP reset |
-//! | `GET /stall` | none; the server reads nothing more |
+//! | `GET /stall` | none; the server stops reading |
 
 use std::{
     fmt::{self, Display},
@@ -29,10 +29,10 @@ pub mod server;
 /// The bytes that the server sends right after the head of an upgrade response, in the same segment.
 pub const FIRST_BYTES: &[u8] = b"first bytes of the upgraded stream";
 
-/// The length of the repeated pattern; a prime, so that swapped blocks change the digest.
+/// The length of the repeating pattern: a prime, so that swapped blocks change the digest.
 const PATTERN: usize = 65_521;
 
-/// Returns the pattern of which bodies consist.
+/// Returns the pattern that the bodies repeat.
 #[must_use]
 pub fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -47,7 +47,7 @@ pub fn pattern() -> Vec<u8> {
     bytes
 }
 
-/// Sends a body of `length` bytes; returns its sum.
+/// Sends a body of `length` bytes and returns its sum.
 pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     let pattern = pattern();
     let mut builder = SumBuilder::default();
@@ -61,11 +61,11 @@ pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     Ok(builder.finish())
 }
 
-/// A number of bytes and their SHA-256 digest.
+/// A byte count, and the SHA-256 digest of the bytes.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Sum {
     pub bytes: u64,
-    /// In hexadecimal digits.
+    /// The digest in hexadecimal.
     pub digest: String,
 }
 
@@ -87,7 +87,7 @@ impl FromStr for Sum {
     }
 }
 
-/// Computes a [`Sum`] of bytes that are added in parts.
+/// Computes the [`Sum`] of bytes that are added piece by piece.
 #[derive(Clone)]
 pub struct SumBuilder {
     bytes: u64,
@@ -115,7 +115,7 @@ impl SumBuilder {
         self.bytes
     }
 
-    /// Returns the result.
+    /// Returns the sum of the bytes added so far.
     #[must_use]
     pub fn finish(self) -> Sum {
         let digest = self.context.finish();
@@ -130,7 +130,7 @@ impl SumBuilder {
     }
 }
 
-/// Converts a number of bytes to the type that records use.
+/// Converts a byte count to the type used in records.
 pub(crate) fn count(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
@@ -139,7 +139,7 @@ pub(crate) fn count(bytes: usize) -> u64 {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ConnectionRecord {
     pub peer: SocketAddr,
-    /// The events, in order.
+    /// The events on the connection, in order.
     pub steps: Vec<String>,
     pub over: bool,
 }

@@ -1,5 +1,5 @@
-//! Kernel features that some tests need and some kernels lack. A test whose feature is missing is recorded as
-//! skipped, so that it doesn't count as passed.
+//! Kernel features that some tests need and some kernels lack. A test that needs a missing feature is
+//! recorded as skipped, so that it isn't counted as passed.
 
 use std::{
     collections::BTreeMap,
@@ -23,17 +23,18 @@ use crate::{environment, ipvs, log};
 /// A feature that a kernel may lack.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Feature {
-    /// The tcx links of tc programs (Linux 6.6).
+    /// tcx links for tc programs (Linux 6.6).
     Tcx,
     /// `bpf_set_retval` in socket hooks (Linux 6.1).
     SetRetval,
     Sctp,
-    /// Links of type dummy.
+    /// Network interfaces of type `dummy`.
     Dummy,
     IpVs,
-    /// The limit on socket option memory, `net.core.optmem_max`, per network namespace (Linux 6.12).
+    /// A separate limit on socket option memory, `net.core.optmem_max`, in each network namespace (Linux
+    /// 6.12).
     OwnOptmem,
-    /// Multipath TCP (Linux 5.6, where it is configured).
+    /// Multipath TCP (Linux 5.6, if enabled in the kernel config).
     Mptcp,
 }
 
@@ -51,7 +52,7 @@ impl Display for Feature {
     }
 }
 
-/// Returns true if the kernel has the feature, which is probed once per process.
+/// Returns true if the kernel has the feature. Each feature is probed once per process.
 pub fn is_supported(feature: Feature) -> Result<bool> {
     static KNOWN: Mutex<BTreeMap<Feature, bool>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +77,7 @@ fn probe(feature: Feature) -> Result<bool> {
     }
 }
 
-/// Runs a function in a new network namespace, on a new thread.
+/// Runs `body` in a new network namespace, on a new thread.
 fn in_new_network<T: Send + 'static>(
     body: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -89,7 +90,7 @@ fn in_new_network<T: Send + 'static>(
         .map_err(|_panic| anyhow::anyhow!("the thread in a new network namespace panicked"))?
 }
 
-/// Returns true if stream sockets of a protocol can be created.
+/// Returns true if stream sockets of the given protocol can be created.
 fn can_create_socket(protocol: Protocol) -> Result<bool> {
     match Socket::new(Domain::IPV4, Type::STREAM, Some(protocol)) {
         Ok(_socket) => Ok(true),
@@ -116,8 +117,8 @@ fn can_create_dummy_link() -> Result<bool> {
     }
 }
 
-/// Returns true if the kernel lacks a feature that the test needs; then also appends the test and the
-/// feature to the file in `CULVERT_SKIPS`.
+/// Returns true if the kernel lacks a feature that the test needs. In that case, also appends the names of
+/// the test and the feature to the file that `CULVERT_SKIPS` names.
 pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     for feature in needed {
         if !is_supported(*feature)? {
@@ -138,12 +139,12 @@ fn record_skip(test: &str, feature: Feature) -> Result<()> {
         return Ok(());
     };
     let mut file = log::append(&path)?;
-    // One write per line, since other processes append to the same file.
+    // Each line is written with a single write, since other processes append to the same file.
     file.write_all(format!("{test} {feature}\n").as_bytes())?;
     Ok(())
 }
 
-/// Returns the name of the enclosing test as libtest prints it, without the crate.
+/// Returns the name of the enclosing test as libtest prints it, without the crate name.
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -152,7 +153,7 @@ macro_rules! test_name {
     }};
 }
 
-/// Returns the name of a test from the path of a function in it.
+/// Derives a test's name from the path of a function declared inside it.
 #[must_use]
 pub fn name_of(inner: &str) -> &str {
     let inside = inner.split_once("::").map_or(inner, |(_, inside)| inside);

@@ -1,4 +1,4 @@
-//! An HTTP/1.1 parser for the laboratory's clients and servers.
+//! An HTTP/1.1 parser for the lab's clients and servers.
 
 use std::io::{self, BufRead, Read as _};
 
@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 /// The maximum length of a request's head.
 const MAX_HEAD: usize = 64 << 10;
 
-/// The maximum length of a line in a head.
+/// The maximum length of one line of a head.
 const MAX_LINE: u64 = 64 << 10;
 
 /// The head of a response.
@@ -21,7 +21,7 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Reads a head, including the blank line after it.
+    /// Reads a head, including the blank line that ends it.
     pub fn read(from: &mut impl BufRead) -> Result<Self> {
         let first = line(from)?;
         let status = first
@@ -44,7 +44,8 @@ impl ResponseHead {
         }
     }
 
-    /// Reads the body that follows the head; without a length, up to the end of the stream.
+    /// Reads the body that follows the head. If the head has no length, the body extends to the end of the
+    /// stream.
     pub fn body(&self, from: &mut impl BufRead) -> Result<String> {
         let mut body = Vec::new();
         if self.is_chunked {
@@ -82,7 +83,7 @@ fn line(from: &mut impl BufRead) -> Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-/// Returns the value of a header in a head.
+/// Returns the value of the header `name` in a head.
 pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -90,8 +91,8 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// Reads the head of the next request; returns none if the client half-closed the connection. Bytes after the
-/// head stay in the buffer.
+/// Reads the head of the next request; returns `None` if the client has half-closed the connection. Any bytes
+/// after the head stay in the buffer.
 pub(crate) async fn next_head(
     from: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
@@ -110,7 +111,7 @@ pub(crate) async fn next_head(
     }
 }
 
-/// Returns the length of a head with its blank line, if the bytes contain all of it.
+/// Returns the length of the head, including its blank line, if `bytes` contains all of it.
 fn head_end(bytes: &[u8]) -> Option<usize> {
     bytes
         .windows(4)

@@ -15,33 +15,33 @@ pub(crate) enum LoadCommand {
     Udp {
         #[command(flatten)]
         plan: Plan,
-        /// Send without connecting the sockets.
+        /// Use unconnected sockets.
         #[arg(long)]
         unconnected: bool,
     },
-    /// Send requests over TLS to a kubelet-like server, each over a new connection.
+    /// Send HTTPS requests to a kubelet-like server, each over a new connection.
     Kubelet {
         #[command(flatten)]
         plan: Plan,
-        /// The CA of the server's certificate.
+        /// A PEM file with the CA that issued the server's certificate.
         #[arg(long)]
         ca: PathBuf,
     },
-    /// Send one request after another over one connection to a kubelet-like server.
+    /// Send requests to a kubelet-like server, one after another over a single connection.
     Dialog {
         #[arg(long)]
         to: SocketAddr,
-        /// The CA of the server's certificate.
+        /// A PEM file with the CA that issued the server's certificate.
         #[arg(long)]
         ca: PathBuf,
-        /// healthz, bytes=N, sum=N, echo=TEXT, upgrade, exchange=TEXT, pause=MILLIS, until-end=N,
-        /// close, reset.
+        /// The requests to send: healthz, bytes=N, sum=N, echo=TEXT, upgrade, exchange=TEXT, pause=MILLIS,
+        /// until-end=N, close, reset.
         #[arg(required = true)]
         asks: Vec<String>,
     },
     /// Connect sockets one after another, as fast as possible.
     Connect(connect::Plan),
-    /// Connect sockets and hold them until the process is killed.
+    /// Open sockets and keep them open until the process is killed.
     Hold(hold::Plan),
 }
 

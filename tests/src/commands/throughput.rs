@@ -15,7 +15,7 @@ use tunnel_tests::{
 
 #[derive(Subcommand)]
 pub(crate) enum ThroughputCommand {
-    /// Serve one port over TCP and one over TLS.
+    /// Serve one port over plain TCP and another over TLS.
     Serve {
         #[arg(long)]
         plain: u16,
@@ -25,7 +25,7 @@ pub(crate) enum ThroughputCommand {
         cert: PathBuf,
         #[arg(long)]
         key: PathBuf,
-        /// A Unix socket that is created once both ports listen.
+        /// A Unix socket that is created once the server is listening on both ports.
         #[arg(long)]
         ready: PathBuf,
     },
@@ -33,7 +33,7 @@ pub(crate) enum ThroughputCommand {
     Flood(ClientOptions),
     /// Have the server echo 64 bytes repeatedly, and print the latency.
     Echo(ClientOptions),
-    /// Open connections that the server floods and nobody reads, until the process is killed.
+    /// Open connections that the server floods, and leave them unread until the process is killed.
     Stall {
         #[command(flatten)]
         client: ClientOptions,
@@ -47,7 +47,7 @@ pub(crate) enum ThroughputCommand {
 pub(crate) struct ClientOptions {
     #[arg(long)]
     to: SocketAddr,
-    /// The CA of the server's certificate; enables TLS.
+    /// A PEM file with the CA that issued the server's certificate; enables TLS.
     #[arg(long, requires = "address")]
     ca: Option<PathBuf>,
     /// The address that the server's certificate must be valid for.

@@ -1,5 +1,5 @@
-//! Steps between fork and exec of a child process: the kernel kills it when its parent ends, and it may be
-//! pinned to a CPU.
+//! Steps that a child process takes between fork and exec: it arranges to be killed when its parent exits,
+//! and may pin itself to a CPU.
 #![expect(
     unsafe_code,
     reason = "a closure between fork and exec needs an unsafe call"
@@ -18,23 +18,24 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-/// Adds these steps to a command.
+/// Makes `command` take these steps before exec, with `cpu` as the CPU to pin it to, if any.
 pub(crate) fn add_pre_exec_steps(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(single_cpu).transpose()?;
     let parent = Pid::this();
     let start = move || {
         set_pdeathsig(Signal::SIGKILL)?;
         if getppid() != parent {
-            // The parent ended before the call, so the kernel sends no signal.
+            // The parent exited before the signal was set up, so the kernel won't send it.
             return Err(Errno::ESRCH.into());
         }
         if let Some(cpus) = &cpus {
             sched_setaffinity(Pid::from_raw(0), cpus)?;
         }
-        // The parent may block signals to wait for them, and a child inherits the signal mask.
+        // The parent may have blocked signals in order to wait for them, and a child inherits the signal
+        // mask.
         Ok(SigSet::all().thread_unblock()?)
     };
-    // SAFETY: the closure only makes system calls: it allocates no memory and takes no lock.
+    // SAFETY: the closure only makes system calls; it neither allocates memory nor takes a lock.
     unsafe {
         command.pre_exec(start);
     }

@@ -1,4 +1,4 @@
-//! The executor process: enters the sandbox and executes requests in it.
+//! The executor process, which enters the sandbox and executes requests in it.
 
 use std::{
     collections::BTreeMap,
@@ -27,14 +27,15 @@ use super::{
 };
 use crate::cgroup;
 
-/// Enters a sandbox and executes requests from standard input, a socket, until the other side closes it.
+/// Enters a sandbox and executes the requests that arrive on standard input, which is a socket, until the
+/// other side closes it.
 pub fn execute_requests(spec: &SandboxSpec) -> Result<()> {
     let channel = io::stdin()
         .as_fd()
         .try_clone_to_owned()
         .context("cannot duplicate standard input")?;
     if let Err(error) = enter(spec) {
-        // The response to the first request, `Greet`.
+        // This is the response to the first request, `Greet`.
         wire::send(channel.as_fd(), &Err::<(), _>(failure(&error)), &[])?;
         return Err(error);
     }
@@ -118,7 +119,8 @@ fn execute(
             let child = children
                 .get_mut(&pid)
                 .context("no such process in this sandbox")?;
-            // An ended child stays a zombie until it is waited for, so its ID isn't reused.
+            // A child that has exited stays a zombie until it is waited for, so its ID can't have been
+            // reused.
             if child.try_wait()?.is_none() {
                 kill(Pid::from_raw(pid), Signal::try_from(signal)?)?;
             }
@@ -132,7 +134,7 @@ fn execute(
     Ok((reply, None))
 }
 
-/// Starts a program that is killed with this process.
+/// Starts a program that is killed when this process exits.
 fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child> {
     let [output, errors] = <[OwnedFd; 2]>::try_from(files)
         .ok()

@@ -1,5 +1,5 @@
-//! The messages between an executor and the process that started it: one JSON value per packet, with open
-//! files attached.
+//! The messages between an executor and the process that started it. Each packet holds one JSON value and may
+//! carry open files.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -16,17 +16,17 @@ const MAX_LENGTH: usize = 128 * 1024;
 /// A request to an executor.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Request {
-    /// Confirms that the executor has entered its sandbox.
+    /// Asks the executor to confirm that it has entered its sandbox.
     Greet,
-    /// Creates a socket: the response has one open file.
+    /// Creates a socket, which is sent along with the response.
     Socket {
         domain: i32,
         kind: i32,
         protocol: Option<i32>,
     },
-    /// Starts a process, with two open files for its output: the response is its process ID.
+    /// Starts a process that writes its output to the two files sent along; the response is its process ID.
     Spawn { argv: Vec<String>, cpu: Option<u32> },
-    /// Checks a process: the response is an [`Exit`] if it has ended.
+    /// Checks whether a process has exited; if so, the response is its [`Exit`].
     TryWait { pid: i32 },
     /// Sends a signal to a process.
     Signal { pid: i32, signal: i32 },
@@ -34,7 +34,7 @@ pub(crate) enum Request {
     Write { path: PathBuf, text: String },
 }
 
-/// The failure of a request, sent instead of its response.
+/// The failure of a request, sent instead of a normal response.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Failure {
     pub(crate) errno: Option<i32>,
@@ -44,9 +44,9 @@ pub(crate) struct Failure {
 /// The exit status of a process.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Exit {
-    /// The exit code, unless a signal ended it.
+    /// The exit code, unless the process was killed by a signal.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that killed the process, if any.
     pub signal: Option<i32>,
 }
 
@@ -87,11 +87,11 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives the next message and its files; none once the other side has closed the socket.
+/// Receives the next message and its files; returns `None` once the other side has closed the socket.
 pub(crate) fn receive<T: DeserializeOwned>(
     channel: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    // A peek returns the length, so that the buffer fits the message. Most messages are a thousand times
+    // Peeking returns the length, so that the buffer fits the message. Most messages are a thousand times
     // shorter than the maximum.
     let length = recv(
         channel.as_raw_fd(),
@@ -125,8 +125,8 @@ fn received_files(message: ControlMessageOwned) -> Vec<OwnedFd> {
     files
         .into_iter()
         .map(|file| {
-            // SAFETY: the kernel has just opened this descriptor for the message, and the message is
-            // consumed here, so nothing else owns it.
+            // SAFETY: the kernel has just opened this descriptor for this message, which is consumed here, so
+            // nothing else owns the descriptor.
             unsafe { OwnedFd::from_raw_fd(file) }
         })
         .collect()

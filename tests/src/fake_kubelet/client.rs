@@ -1,4 +1,4 @@
-//! The client of the kubelet-like server, over a connected socket that the caller provides.
+//! The client for the kubelet-like server. It uses a connected socket that the caller provides.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -59,18 +59,18 @@ impl Client {
         &self.stream.get_ref().sock
     }
 
-    /// Returns the socket's peer address.
+    /// Returns the address of the socket's peer.
     pub fn peer(&self) -> io::Result<SocketAddr> {
         self.socket().peer_addr()
     }
 
-    /// Sets the timeout of each read and write.
+    /// Sets the timeout for each read and write.
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.socket().set_read_timeout(Some(timeout))?;
         self.socket().set_write_timeout(Some(timeout))
     }
 
-    /// Sends a request: `head` without the host header, then `body`.
+    /// Sends a request that consists of `head`, a host header and `body`.
     fn send_request(&mut self, head: &str, body: &str) -> io::Result<()> {
         let request = format!("{head}\r\nhost: lab\r\n\r\n{body}");
         let stream = self.stream.get_mut();
@@ -82,7 +82,7 @@ impl Client {
         self.read_head(200)?.body(&mut self.stream)
     }
 
-    /// Reads the head of a response, which must have this status.
+    /// Reads the head of a response, which must have the given status.
     fn read_head(&mut self, status: u16) -> Result<ResponseHead> {
         let head = ResponseHead::read(&mut self.stream)?;
         ensure!(head.status == status, "expected status {status}: {head:?}");
@@ -94,7 +94,7 @@ impl Client {
         self.read_body()
     }
 
-    /// Downloads a body of this length; returns its sum.
+    /// Downloads a body of the given length and returns its sum.
     pub fn bytes(&mut self, length: u64) -> Result<Sum> {
         self.send_request(&format!("GET /bytes/{length} HTTP/1.1"), "")?;
         let content_length = self.read_head(200)?.length;
@@ -119,7 +119,7 @@ impl Client {
         Ok(builder.finish())
     }
 
-    /// Uploads a body of this length; the server's sum must match.
+    /// Uploads a body of the given length and returns its sum, which must match the server's.
     pub fn sum(&mut self, length: u64) -> Result<Sum> {
         let head = format!("POST /sum HTTP/1.1\r\ncontent-length: {length}");
         self.send_request(&head, "")?;
@@ -136,7 +136,7 @@ impl Client {
         Ok(())
     }
 
-    /// Upgrades the connection; returns the server's first bytes, which follow the response in the same
+    /// Upgrades the connection and returns the server's first bytes, which follow the response in the same
     /// segment.
     pub fn upgrade(&mut self) -> Result<String> {
         let head = "GET /upgrade HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: lab";
@@ -148,7 +148,7 @@ impl Client {
         Ok(String::from_utf8(first)?)
     }
 
-    /// Has the server echo bytes on an upgraded connection.
+    /// Has the server echo `bytes` over an upgraded connection.
     pub fn exchange(&mut self, bytes: &[u8]) -> Result<()> {
         let stream = self.stream.get_mut();
         stream.write_all(bytes)?;
@@ -159,7 +159,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends `length` bytes and half-closes the connection; the server responds with its sum and closes.
+    /// Sends `length` bytes and half-closes the connection; the server responds with their sum and closes it.
     pub fn until_end(mut self, length: u64) -> Result<Sum> {
         self.send_request("POST /until-end HTTP/1.1", "")?;
         let sent = send(self.stream.get_mut(), length)?;
@@ -169,7 +169,7 @@ impl Client {
         Ok(sum)
     }
 
-    /// Half-closes an upgraded connection, and waits until the server closes.
+    /// Half-closes an upgraded connection and waits until the server closes it.
     pub fn close(mut self) -> Result<()> {
         self.half_close()?;
         self.expect_end()
@@ -197,7 +197,7 @@ impl Client {
         }
     }
 
-    /// Makes the server stall: it neither reads nor writes any more.
+    /// Makes the server stall: it no longer reads or writes.
     pub fn stall(&mut self) -> Result<()> {
         Ok(self.send_request("GET /stall HTTP/1.1", "")?)
     }
@@ -228,7 +228,7 @@ mod tests {
         Ok(client)
     }
 
-    /// Waits until the server has recorded the end of the first connection; returns its events.
+    /// Waits until the server has recorded that the first connection closed, and returns the events on it.
     fn steps_until_closed(kubelet: &FakeKubelet) -> Result<Vec<String>> {
         let steps = || kubelet.exchanges().remove(0).steps;
         wait::until(RESPONSE_TIMEOUT, || {

@@ -24,10 +24,10 @@ use crate::{
     server,
 };
 
-/// The size of a read or write.
+/// The maximum size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// The records of a server's connections, in the order of their arrival.
+/// The records of a server's connections, in order of arrival.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionLog(Arc<Mutex<Vec<ConnectionRecord>>>);
 
@@ -57,7 +57,7 @@ impl ConnectionLog {
     }
 }
 
-/// Writes the record of one connection.
+/// A handle for writing the record of one connection.
 struct ConnectionEntry {
     log: ConnectionLog,
     index: usize,
@@ -102,7 +102,7 @@ async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, log: ConnectionLo
 struct Connection {
     stream: TlsStream<TcpStream>,
     entry: ConnectionEntry,
-    /// Bytes that were read and not processed yet.
+    /// Bytes that have been read but not yet processed.
     buffer: Vec<u8>,
 }
 
@@ -160,8 +160,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads a body of this length or, without a length, until the client's half-close. Echoes it if
-    /// `sends_back` is set.
+    /// Reads a body of the given length or, if there is none, everything up to the client's half-close.
+    /// Echoes it if `sends_back` is set.
     async fn read(&mut self, length: Option<u64>, sends_back: bool) -> io::Result<SumBuilder> {
         let mut builder = SumBuilder::default();
         let limit = length.unwrap_or(u64::MAX);
@@ -222,12 +222,12 @@ impl Connection {
     }
 }
 
-/// Formats the head of a response with a body of this length.
+/// Formats the head of a response whose body has the given length.
 fn head(status: &str, length: u64) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n")
 }
 
-/// Accepts and serves connections for ever.
+/// Accepts and serves connections forever.
 pub async fn accept(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
@@ -247,8 +247,8 @@ pub struct FakeKubelet {
 }
 
 impl FakeKubelet {
-    /// Starts a server on a port of 127.0.0.1, with a certificate for a name and an address. Also returns
-    /// a client config that trusts its CA.
+    /// Starts a server on a port of 127.0.0.1, with a certificate for the given name and address. Also
+    /// returns a client config that trusts the server's CA.
     pub fn start(name: &str, address: IpAddr) -> Result<(Self, Arc<ClientConfig>)> {
         let directory = tempfile::tempdir()?;
         let authority = Authority::new("kubelets")?;

@@ -1,5 +1,5 @@
-//! An instance of the product: `culvert node` with a separate cgroup, BPF file system, directory of
-//! manifests and state directory.
+//! An instance of Culvert: `culvert node` with its own cgroup, BPF file system, manifest directory and state
+//! directory.
 
 mod settings;
 
@@ -24,10 +24,10 @@ use crate::{
     wait,
 };
 
-/// The time limit for the daemon to become ready, even with as many Services as fit into memory.
+/// The time limit for the daemon to become ready, even with as many Services as fit in memory.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// The name of the node, in its config and its Node.
+/// The node's name, both in its config and in its Node object.
 pub const NODE_NAME: &str = "node-a";
 
 /// An instance of `culvert node`. The daemon is killed on drop.
@@ -40,7 +40,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Prepares an instance: creates its directories, its config, and a manifest of its Node.
+    /// Prepares an instance: creates its directories, its config and the manifest of its Node.
     pub fn new(
         host: Sandbox,
         directory: PathBuf,
@@ -61,7 +61,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Builds the Node of the instance.
+    /// Builds the instance's Node object.
     #[must_use]
     pub fn node() -> NodeObject {
         NodeObject::new(NODE_NAME, [HOST_V4.into(), HOST_V6.into()])
@@ -73,7 +73,7 @@ impl Instance {
         &self.host
     }
 
-    /// Returns the directory of manifests that the daemon watches.
+    /// Returns the manifest directory that the daemon watches.
     #[must_use]
     pub fn manifests(&self) -> PathBuf {
         self.directory.join("manifests")
@@ -90,19 +90,20 @@ impl Instance {
         self.directory.join("state")
     }
 
-    /// Returns the daemon's Unix socket.
+    /// Returns the path of the daemon's Unix socket.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.state().join("admin.sock")
     }
 
-    /// Returns the directory of the setting `bpf.bpffs`, as the daemon sees it.
+    /// Returns the directory that `bpf.bpffs` is set to, as the daemon sees it.
     #[must_use]
     pub fn bpffs_inside(&self) -> PathBuf {
         self.directory.join("bpffs/culvert")
     }
 
-    /// Returns the same directory as seen from outside the host's mount namespace, for opening pins.
+    /// Returns the same directory, but as seen from outside the host's mount namespace, so that pins can be
+    /// opened.
     #[must_use]
     pub fn bpffs(&self) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
@@ -152,7 +153,7 @@ impl Instance {
         )
     }
 
-    /// Changes the sizes of the maps in the config, which the next start applies.
+    /// Changes the map sizes in the config. They take effect the next time the daemon starts.
     pub fn resize(&self, change: impl FnOnce(&mut InstanceSettings)) -> Result<()> {
         let mut settings = self.settings.clone();
         change(&mut settings);
@@ -173,7 +174,8 @@ impl Instance {
         format!("tunnel:\n  steering: {{}}\n  gateway: {{}}\n{end}")
     }
 
-    /// Returns the directory of the gateway's certificate, as `culvert ca issue` writes it.
+    /// Returns the directory that holds the gateway's certificate, in the layout that `culvert ca issue`
+    /// writes.
     #[must_use]
     pub fn identity_directory(&self) -> PathBuf {
         self.directory.join("identity")
@@ -184,7 +186,8 @@ impl Instance {
         &self.settings.culvert
     }
 
-    /// Puts a manifest into the directory as editors do: writes a draft elsewhere, then renames it.
+    /// Puts a manifest into the manifest directory the way editors do: writes a draft elsewhere, then renames
+    /// it.
     pub fn apply(&self, manifest: impl Into<Manifest>) -> Result<()> {
         let Manifest { file, text } = manifest.into();
         let draft = self.directory.join(format!("{file}.draft"));
@@ -193,7 +196,7 @@ impl Instance {
             .with_context(|| format!("cannot move {file} into the directory of manifests"))
     }
 
-    /// Removes a manifest from the directory.
+    /// Removes a manifest from the manifest directory.
     pub fn delete(&self, file: &str) -> Result<()> {
         fs::remove_file(self.manifests().join(file))
             .with_context(|| format!("cannot remove the manifest {file}"))
@@ -205,18 +208,19 @@ impl Instance {
         self.wait_ready()
     }
 
-    /// Starts the daemon without waiting until it is ready.
+    /// Starts the daemon without waiting for it to become ready.
     pub fn launch(&self) -> Result<()> {
         self.launch_with(&[])
     }
 
-    /// Starts the daemon through another command, to which the daemon's command line is appended.
+    /// Starts the daemon by running `command` with the daemon's command line appended.
     pub fn launch_with(&self, command: &[String]) -> Result<()> {
         let argv = [command, &self.command_line(&["node"])?].concat();
         self.daemon.start(&self.host, &argv)
     }
 
-    /// Waits until the launched daemon is live. It need not be ready: a port may be in use, or a map full.
+    /// Waits until the launched daemon is live. It may still not be ready, for instance because a port is in
+    /// use or a map is full.
     pub fn wait_ready(&self) -> Result<()> {
         let ready = wait::until_ready(READY_LIMIT, || self.daemon.try_wait(), || self.is_live());
         ready.with_context(|| {
@@ -225,13 +229,13 @@ impl Instance {
         })
     }
 
-    /// Returns true if the daemon responds with 200 to `/livez`.
+    /// Returns true if the daemon responds to `/livez` with status 200.
     #[must_use]
     pub fn is_live(&self) -> bool {
         admin::get(&self.admin_socket(), "/livez").is_ok_and(|answer| answer.status == 200)
     }
 
-    /// Returns true if `/status` has `ready: true`.
+    /// Returns true if `/status` reports `ready: true`.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.status().is_ok_and(|status| status["ready"] == true)
@@ -251,13 +255,13 @@ impl Instance {
         self.start()
     }
 
-    /// Returns the process ID while the daemon runs.
+    /// Returns the daemon's process ID, or `None` before it is started and after it is stopped.
     #[must_use]
     pub fn daemon_pid(&self) -> Option<i32> {
         self.daemon.pid()
     }
 
-    /// Returns the log, including that of earlier processes of this instance.
+    /// Returns the log, including the output of this instance's earlier processes.
     #[must_use]
     pub fn logs(&self) -> String {
         self.daemon.logs()
@@ -284,13 +288,13 @@ impl Instance {
         Ok(admin::get(&self.admin_socket(), "/metrics")?.body)
     }
 
-    /// Returns the counter of a reason, given its label; 0 if the metrics don't have it.
+    /// Returns the counter of the reason with the given label, or 0 if the metrics don't include it.
     pub fn reason_count(&self, label: &str) -> Result<u64> {
         let name = format!("culvert_reason_total{{reason=\"{label}\"}}");
         Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
     }
 
-    /// Runs another subcommand of `culvert` with this instance's config, and waits for it.
+    /// Runs another `culvert` subcommand with this instance's config, and waits for it to exit.
     pub fn culvert(&self, arguments: &[&str]) -> Result<Output> {
         self.host
             .command(&self.command_line(arguments)?)

@@ -1,5 +1,5 @@
 //! Configures IPVS in a network namespace over generic netlink; see `net/netfilter/ipvs` and
-//! `include/uapi/linux/ip_vs.h` of the kernel.
+//! `include/uapi/linux/ip_vs.h` in the kernel source.
 
 use std::{
     ffi::CStr,
@@ -17,7 +17,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{ip, sandbox::Sandbox};
 
-/// The generic netlink controller, and its request for a family's ID by name.
+/// Constants for asking the generic netlink controller for a family's ID by name.
 const CONTROLLER: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
@@ -31,7 +31,7 @@ const NEW_DESTINATION: u8 = 5;
 const SERVICE: u16 = 1;
 const DESTINATION: u16 = 2;
 
-/// A connection to IPVS of a network namespace.
+/// A connection to IPVS in one network namespace.
 #[derive(Debug)]
 pub struct Ipvs {
     socket: Socket,
@@ -39,16 +39,16 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Connects to IPVS in the network namespace of a sandbox.
+    /// Connects to IPVS in a sandbox's network namespace.
     pub fn open(sandbox: &Sandbox) -> Result<Self> {
         let socket = sandbox.socket_with_protocol(domain(), Type::RAW, generic())?;
         let family = family_id(&socket, FAMILY)?.context("this kernel has no IPVS")?;
         Ok(Self { socket, family })
     }
 
-    /// Adds a virtual TCP service with one destination, with forwarding by NAT.
+    /// Adds a virtual TCP service that forwards to one destination by NAT.
     pub fn add(&self, service: SocketAddr, destination: SocketAddr) -> Result<()> {
-        // The netmask in network byte order for IPv4, the prefix length in host byte order for IPv6.
+        // For IPv4, this is a netmask in network byte order; for IPv6, a prefix length in host byte order.
         let netmask = match service {
             SocketAddr::V4(_) => [0xff; 4],
             SocketAddr::V6(_) => 128_u32.to_ne_bytes(),
@@ -92,7 +92,7 @@ impl Ipvs {
     }
 }
 
-/// Returns true if the kernel has IPVS. The kernel loads the module if necessary.
+/// Returns true if the kernel has IPVS. The kernel loads the module if it needs to.
 pub(crate) fn is_supported() -> Result<bool> {
     let socket = Socket::new(domain(), Type::RAW, Some(generic()))?;
     Ok(family_id(&socket, FAMILY)?.is_some())
@@ -106,7 +106,7 @@ fn generic() -> Protocol {
     Protocol::from(libc::NETLINK_GENERIC)
 }
 
-/// Looks up the ID of a generic netlink family; none if the kernel lacks it.
+/// Looks up the ID of a generic netlink family; returns `None` if the kernel lacks it.
 fn family_id(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     let name = attribute(FAMILY_NAME, name.to_bytes_with_nul());
     let message = Message {
@@ -124,7 +124,7 @@ fn family_id(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     }
 }
 
-/// Returns the attributes that identify a service: family, protocol, address and port.
+/// Returns the attributes that identify a service: its family, protocol, address and port.
 fn service_id(service: SocketAddr) -> Vec<DefaultNla> {
     let family = match service {
         SocketAddr::V4(_) => libc::AF_INET,
@@ -139,7 +139,7 @@ fn service_id(service: SocketAddr) -> Vec<DefaultNla> {
     ]
 }
 
-/// Encodes `union nf_inet_addr`.
+/// Encodes an address as a `union nf_inet_addr`.
 fn address(of: IpAddr) -> [u8; 16] {
     let mut address = [0; 16];
     match of {
@@ -163,7 +163,7 @@ fn encode(attributes: &[DefaultNla]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the 16-bit value of the first attribute of a kind.
+/// Returns the 16-bit value of the first attribute of the given kind.
 fn find_u16(attributes: &[u8], kind: u16) -> Option<u16> {
     let mut attributes = NlasIterator::new(attributes).flatten();
     let found = attributes.find(|attribute| attribute.kind() == kind)?;
@@ -178,7 +178,7 @@ struct Message {
     attributes: Vec<u8>,
 }
 
-/// The length of `struct genlmsghdr`: the command, a version, and two reserved bytes.
+/// The length of `struct genlmsghdr`: a command byte, a version byte and two reserved bytes.
 const HEADER: usize = 4;
 
 impl NetlinkSerializable for Message {
@@ -212,7 +212,7 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// Returns the number of connections in the IPVS table of a sandbox.
+/// Returns the number of connections in a sandbox's IPVS table.
 pub fn connections(sandbox: &Sandbox) -> Result<usize> {
     let table = sandbox.run(&["cat", "/proc/net/ip_vs_conn"])?;
     let Some((_head, connections)) = table.split_once('\n') else {

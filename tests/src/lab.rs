@@ -1,5 +1,5 @@
-//! The directory and the cgroup of a laboratory. Their names contain the process ID of the owner. After the
-//! owner's end, a sweeper process removes them; each new laboratory also removes those of dead owners.
+//! A lab's directory and cgroup. Their names contain the owner's process ID. After the owner exits, a sweeper
+//! process removes them; each new lab also removes those that dead owners left behind.
 
 use std::{
     env, fs,
@@ -24,10 +24,10 @@ use crate::{cgroup, environment, interrupt, log, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
-/// The file that lists the directories that a laboratory uses outside of its own.
+/// The file that lists the directories a lab uses outside its own.
 const EXTERNAL_DIRECTORIES: &str = "elsewhere";
 
-/// The time limit for a process to end after its files are closed.
+/// The time limit for a process to exit after its files have been closed.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// A directory for files and a cgroup for processes; both are removed on drop.
@@ -38,7 +38,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Creates a laboratory, and removes those of dead processes.
+    /// Creates a lab, and removes those left behind by dead processes.
     pub fn new() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         sweep()?;
@@ -61,9 +61,9 @@ impl Lab {
         &self.directory
     }
 
-    /// Creates a directory outside of the laboratory's own, as a mount point, unless it exists. It is
-    /// removed with the last laboratory that uses it, since its removal would detach the mounts of
-    /// others.
+    /// Creates a directory outside the lab's own, for use as a mount point, unless it already exists. It is
+    /// removed together with the last lab that uses it, since removing it earlier would detach other labs'
+    /// mounts.
     pub fn create_external_directory(&self, path: &Path) -> Result<()> {
         let others = external_directories_of_others(&self.directory);
         let ancestors: Vec<_> = path.ancestors().collect();
@@ -71,7 +71,8 @@ impl Lab {
         for directory in ancestors.into_iter().rev() {
             let is_missing = !directory.exists();
             if is_missing || others.iter().any(|other| other == directory) {
-                // Listed before it is created, so that a sweeper finds the directory if this process is killed.
+                // The directory is listed before it is created, so that a sweeper finds it even if this
+                // process is killed.
                 writeln!(list, "{}", directory.display())?;
             }
             if is_missing {
@@ -82,14 +83,14 @@ impl Lab {
         Ok(())
     }
 
-    /// Returns the name of the laboratory, and of its cgroup in each hierarchy.
+    /// Returns the lab's name, which is also the name of its cgroup in each hierarchy.
     #[must_use]
     pub fn name(&self) -> &str {
         let name = self.directory.file_name().and_then(|name| name.to_str());
         name.unwrap_or(PREFIX)
     }
 
-    /// Returns the cgroup that contains the cgroups of all sandboxes of the laboratory.
+    /// Returns the cgroup that contains the cgroups of all the lab's sandboxes.
     #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.cgroup
@@ -99,24 +100,25 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         interrupt::block_if_ending();
-        // After an error, the next laboratory sweeps the remains.
+        // If this fails, the next lab removes what is left.
         drop(remove(self));
     }
 }
 
-/// Removes the laboratories of processes that have ended.
+/// Removes the labs of processes that have exited.
 pub fn sweep() -> Result<()> {
     remove_labs_of(|owner| !is_alive(owner))
 }
 
-/// Starts a sweeper process, once per process. It sweeps after this process has ended, even by a kill.
+/// Starts a sweeper process, unless this process has already started one. It sweeps once this process has
+/// exited, even if this process was killed.
 fn start_sweeper() -> Result<()> {
-    /// The sweeper's standard input. The kernel closes it when this process ends.
+    /// The write end of the sweeper's standard input. The kernel closes it when this process exits.
     static SWEEPER: Mutex<Option<ChildStdin>> = Mutex::new(None);
     let mut sweeper = SWEEPER.lock().unwrap_or_else(PoisonError::into_inner);
     if sweeper.is_none() {
         let program = environment::culvert_lab()?;
-        // A separate process group: an interrupt at the terminal must not end the sweeper.
+        // The sweeper gets its own process group, since an interrupt at the terminal must not end it.
         let mut process = Command::new(&program)
             .args(["sweep-after", &process::id().to_string()])
             .stdin(Stdio::piped())
@@ -130,7 +132,7 @@ fn start_sweeper() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the owner has closed the other end of standard input and has ended, then sweeps.
+/// Waits until the owner has closed its end of standard input and has exited, then sweeps.
 pub fn sweep_after(owner: Pid) -> Result<()> {
     io::stdin()
         .read_to_end(&mut Vec::new())
@@ -140,7 +142,7 @@ pub fn sweep_after(owner: Pid) -> Result<()> {
     sweep()
 }
 
-/// Removes all laboratories of this process, before it exits after a signal.
+/// Removes all of this process's labs before it exits on a signal.
 pub fn remove_own_labs() -> Result<()> {
     remove_labs_of(|owner| owner == Pid::this())
 }
@@ -151,14 +153,14 @@ pub fn is_alive(pid: Pid) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    // The state follows the name in parentheses, which may itself contain blanks and parentheses.
+    // The state follows the name in parentheses, and the name may itself contain spaces and parentheses.
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn remove_labs_of(is_removable: impl Fn(Pid) -> bool) -> Result<()> {
     let is_chosen = |name: &str| owner(name).is_some_and(&is_removable);
-    // Concurrent removals of the same directories would disturb each other.
+    // Concurrent removals of the same directories would get in each other's way.
     let directory = fs::File::open(env::temp_dir())?;
     let _lock = Flock::lock(directory, FlockArg::LockExclusive)
         .map_err(|(_, error)| error)
@@ -174,7 +176,7 @@ fn remove_labs_of(is_removable: impl Fn(Pid) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the mount points of all cgroup hierarchies. Version 2 comes first, since its groups contain every
+/// Returns the mount points of all cgroup hierarchies. Version 2 comes first, since its cgroups contain every
 /// process.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut all = vec![cgroup::mount_point()?];
@@ -193,20 +195,20 @@ fn remove_directory(directory: &Path) -> Result<()> {
     let others = external_directories_of_others(directory);
     for path in external_directories(directory).iter().rev() {
         if !others.contains(path) {
-            // Fails if the directory contains files of others, or is already removed; both are fine.
+            // This fails if the directory contains other files or has already been removed; either is fine.
             drop(fs::remove_dir(path));
         }
     }
     fs::remove_dir_all(directory).with_context(|| format!("cannot remove {}", directory.display()))
 }
 
-/// Returns the external directories of a laboratory: those that it uses, and that it or another one created.
+/// Returns a lab's external directories: those that it uses and that were created by it or by another lab.
 fn external_directories(directory: &Path) -> Vec<PathBuf> {
     let list = fs::read_to_string(directory.join(EXTERNAL_DIRECTORIES)).unwrap_or_default();
     list.lines().map(PathBuf::from).collect()
 }
 
-/// Returns the external directories of all laboratories except one.
+/// Returns the external directories of all labs except the one in `directory`.
 fn external_directories_of_others(directory: &Path) -> Vec<PathBuf> {
     let all = directory
         .parent()
@@ -217,7 +219,7 @@ fn external_directories_of_others(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Parses the owner's process ID from the name of a laboratory.
+/// Parses the owner's process ID from a lab's name.
 fn owner(name: &str) -> Option<Pid> {
     let (pid, _number) = name.strip_prefix(PREFIX)?.split_once('-')?;
     pid.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)

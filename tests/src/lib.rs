@@ -1,9 +1,9 @@
-//! The test laboratory: nodes made of network namespaces and cgroups, with real sockets in them, and
-//! servers and clients that record the events of each connection.
+//! The test lab: nodes made of network namespaces and cgroups, with real sockets in them, and servers and
+//! clients that record the events on each connection.
 //!
-//! A *sandbox* (of a node's host, a pod, or a client outside) is a network namespace **and** a cgroup. An
-//! executor process keeps it alive. When the process that started the executor ends, even by a kill, the
-//! executor ends, and with it everything in the sandbox.
+//! A *sandbox* (for a node's host, a pod or an external client) is a network namespace **and** a cgroup. An
+//! executor process keeps it alive. When the process that started the executor exits or is killed, the
+//! executor exits too, and with it everything in the sandbox.
 
 pub mod address;
 pub mod admin;

@@ -1,4 +1,4 @@
-//! Loads: clients that open real connections, and report the results.
+//! Loads: clients that open real connections and report the results.
 
 use std::{
     io,
@@ -32,15 +32,15 @@ mod report;
 pub mod tcp;
 pub mod udp;
 
-/// The timeout of a connect or a response.
+/// The timeout for a connect() or a response.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The maximum timeout in a slow virtual machine, which may stall while its host is busy.
+/// The maximum timeout on a slow virtual machine, which may stall while its host is busy.
 const MAX_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The default maximum number of concurrent attempts.
 const WORKERS: u32 = 8;
 
-/// Returns the timeout of a connect or a response, scaled to the speed of this machine.
+/// Returns the timeout for a connect() or a response, scaled to the speed of this machine.
 #[must_use]
 pub fn timeout() -> Duration {
     LoadScale::from_environment()
@@ -48,10 +48,10 @@ pub fn timeout() -> Duration {
         .min(MAX_TIMEOUT)
 }
 
-/// A function that creates the sockets of a load, in a sandbox or in this process.
+/// A function that creates the sockets for a load, either in a sandbox or in this process.
 pub type CreateSocket<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);
 
-/// Creates a socket in this process, for loads that run within a sandbox.
+/// Creates a socket in this process, for loads that run inside a sandbox.
 pub fn create_local_socket(domain: Domain, kind: Type) -> io::Result<Socket> {
     Socket::new(domain, kind, None)
 }
@@ -61,7 +61,7 @@ pub fn create_local_socket(domain: Domain, kind: Type) -> io::Result<Socket> {
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// Runs a function, then stops the loads, even if the function panics.
+    /// Runs `body`, then stops the loads, even if `body` panics.
     pub fn stop_after<T>(&self, body: impl FnOnce() -> T) -> T {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -73,17 +73,17 @@ impl StopSignal {
         body()
     }
 
-    /// Returns true once the loads are to stop.
+    /// Returns true once the loads should stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// An open-loop load: attempts start on schedule, independent of the duration of earlier ones.
+/// An open-loop load: attempts start on schedule, however long earlier ones take.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// A target; several are used in turn.
+    /// A target address; if there are several, they are used in turn.
     #[arg(long, required = true)]
     pub to: Vec<SocketAddr>,
     /// The name of the intended Service, which is sent to the servers.
@@ -92,7 +92,7 @@ pub struct Plan {
     /// The number of attempts per second.
     #[arg(long)]
     pub rate: u32,
-    /// The maximum duration in milliseconds.
+    /// The maximum duration of the load, in milliseconds.
     #[arg(long = "millis", value_parser = parse_millis)]
     pub duration: Duration,
     /// The maximum number of concurrent attempts.
@@ -104,7 +104,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Creates a load on one target.
+    /// Creates a load with a single target.
     #[must_use]
     pub fn new(to: SocketAddr, rate: u32, duration: Duration) -> Self {
         Self {
@@ -124,7 +124,7 @@ impl Plan {
         self
     }
 
-    /// Sets the intended Service; the servers count requests for other Services as foreign.
+    /// Sets the intended Service. Servers of other Services count the load's requests as foreign.
     #[must_use]
     pub fn for_service(mut self, service: &str) -> Self {
         self.service = Some(service.to_owned());
@@ -140,15 +140,15 @@ impl Plan {
 /// A successful attempt.
 #[derive(Debug)]
 pub(crate) struct Success {
-    /// The name of the server, from its response.
+    /// The server's name, taken from its response.
     pub(crate) server: String,
-    /// The duration of the connect.
+    /// The time that connect() took.
     pub(crate) connect: Duration,
-    /// True if the socket's peer, or the sender of the response, is the dialled address.
+    /// True if the socket's peer, or the sender of the response, has the dialled address.
     pub(crate) is_peer_dialled: bool,
 }
 
-/// A failed attempt, with the step that failed.
+/// A failed attempt, and the step that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     step: &'static str,
@@ -160,7 +160,7 @@ impl Failure {
         move |error| Self { step, error }
     }
 
-    /// Returns true if the product has terminated the socket, since its backend was removed.
+    /// Returns true if Culvert terminated the socket because its backend was removed.
     pub(crate) fn is_of_terminated_socket(&self) -> bool {
         matches!(
             self.error.raw_os_error(),
@@ -173,7 +173,7 @@ impl Failure {
     }
 }
 
-/// Creates a socket for a target, with a read timeout.
+/// Creates a socket for the given target, with a read timeout.
 fn create_socket(to: SocketAddr, kind: Type, sockets: CreateSocket<'_>) -> Result<Socket, Failure> {
     let socket = sockets(Domain::for_address(to), kind).map_err(Failure::at("socket"))?;
     let result = socket.set_read_timeout(Some(timeout()));
@@ -181,7 +181,7 @@ fn create_socket(to: SocketAddr, kind: Type, sockets: CreateSocket<'_>) -> Resul
     Ok(socket)
 }
 
-/// Opens a TCP connection; returns its socket and the duration of the connect.
+/// Opens a TCP connection; returns its socket and the time that connect() took.
 fn connect_tcp(to: SocketAddr, sockets: CreateSocket<'_>) -> Result<(Socket, Duration), Failure> {
     let socket = create_socket(to, Type::STREAM, sockets)?;
     let start = Instant::now();
@@ -192,7 +192,7 @@ fn connect_tcp(to: SocketAddr, sockets: CreateSocket<'_>) -> Result<(Socket, Dur
 /// Returns the name of an error, such as `ECONNREFUSED`.
 pub fn error_name(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
-        // A blocking call that exceeds its timeout fails with one of these.
+        // A blocking call that times out fails with one of these errors.
         (Some(libc::EAGAIN | libc::EINPROGRESS), _) => "timeout".to_owned(),
         (Some(number), _) => format!("{:?}", Errno::from_raw(number)),
         (None, kind) => format!("{kind:?}"),
@@ -203,7 +203,7 @@ pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Parses a duration in milliseconds from a command line.
+/// Parses a command-line argument as a duration in milliseconds.
 fn parse_millis(text: &str) -> Result<Duration, ParseIntError> {
     text.parse().map(Duration::from_millis)
 }
@@ -212,7 +212,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the wall-clock time in milliseconds, which is comparable between processes.
+/// Returns the wall-clock time in milliseconds since 1970, which can be compared between processes.
 pub fn since_epoch_ms() -> u64 {
     milliseconds(
         SystemTime::now()
@@ -221,8 +221,8 @@ pub fn since_epoch_ms() -> u64 {
     )
 }
 
-/// Runs an open-loop load: attempt number i starts i / rate seconds after the start of the load, or as
-/// soon as a worker is free.
+/// Runs an open-loop load: attempt number i starts i / rate seconds into the load or, if all workers are busy
+/// then, as soon as one is free.
 pub(crate) fn run(
     plan: &Plan,
     attempt: &(dyn Fn(SocketAddr) -> Result<Success, Failure> + Sync),

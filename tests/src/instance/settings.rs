@@ -5,24 +5,24 @@ use tunnel_common::table::{MapSize, MapSizes};
 
 use crate::{environment, load_scale::LoadScale};
 
-/// The settings in which instances differ.
+/// The settings that can differ between instances.
 #[derive(Clone, Debug)]
 pub struct InstanceSettings {
     pub culvert: PathBuf,
-    /// The sizes of the maps: `bpf.maps`.
+    /// The map sizes (`bpf.maps`).
     pub maps: MapSizes,
-    /// The address of metrics and status, in the network namespace of the host: `admin.address`.
+    /// The address that serves metrics and status, in the host's network namespace (`admin.address`).
     pub admin: SocketAddr,
-    /// The address of health checks, in the network namespace of the host: `healthz.address`.
+    /// The address that serves health checks, in the host's network namespace (`healthz.address`).
     pub healthz: SocketAddr,
-    /// True to enable the tunnel: steering, ingress and gateway.
+    /// True if the tunnel is enabled: steering, ingress and gateway.
     pub tunnel: bool,
-    /// A line of YAML for the section `service`, such as `nodePortAddresses: []`.
+    /// A line of YAML for the `service` section, such as `nodePortAddresses: []`.
     pub node_ports: String,
 }
 
 impl InstanceSettings {
-    /// Returns the product's defaults for a program.
+    /// Returns Culvert's default settings, for the given program.
     #[must_use]
     pub fn for_program(culvert: PathBuf) -> Self {
         Self {
@@ -35,7 +35,7 @@ impl InstanceSettings {
         }
     }
 
-    /// Returns the product's defaults for the program under test, with smaller maps on slow machines.
+    /// Returns Culvert's default settings for the program under test, with smaller maps on slow machines.
     pub fn from_environment() -> Result<Self> {
         let scale = LoadScale::from_environment();
         let defaults = Self::for_program(environment::culvert()?);
@@ -45,7 +45,7 @@ impl InstanceSettings {
         Ok(Self { maps, ..defaults })
     }
 
-    /// Returns `bpf.maps` as a line of YAML.
+    /// Formats `bpf.maps` as a line of YAML.
     pub(super) fn maps_yaml(&self) -> String {
         let sizes = self
             .maps

@@ -1,4 +1,4 @@
-//! Measures the cost of `connect`: connects one after another, as fast as possible.
+//! Measures the cost of connect() by calling it repeatedly, as fast as possible.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
@@ -9,30 +9,30 @@ use socket2::{Domain, Socket, Type};
 use super::{Latency, error_name, nanoseconds, parse_millis, timeout};
 use crate::{address::nth_address, clock::Instant};
 
-/// The duration of connects before the measurement.
+/// The time spent connecting before the measurement.
 const WARM_UP: Duration = Duration::from_millis(50);
 
-/// The pause after each connect, which isn't measured. In this time the server goes to sleep, so that each
-/// connect has to wake it. Without a pause, a faster client would find the server awake more often, which
-/// would change the rate more than the cost of the connects does.
+/// The pause after each connect(), which isn't included in the measurement. It lets the server go to sleep,
+/// so that each connection has to wake it. Without a pause, a faster client would find the server awake more
+/// often, and that would change the rate more than the cost of connect() does.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// The result of the connects.
+/// The results of a measurement.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
-    /// The number of all connects, including those of the warm-up.
+    /// The total number of connection attempts, including those during the warm-up.
     pub made: u64,
-    /// The connects per second, without the pauses, and with the opening and closing of the sockets.
+    /// Connections per second, not counting the pauses, but counting the time to open and close the sockets.
     pub rate: u64,
-    /// The durations of `connect` alone.
+    /// The durations of connect() alone.
     pub connect: Latency,
     pub failures: BTreeMap<String, u64>,
 }
 
-/// The targets of the connects: `count` addresses from `first` on.
+/// The targets of the connections: `count` addresses, starting at `first`.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// The first address and the port.
+    /// The first address, and the port of all targets.
     #[arg(long = "to")]
     pub first: SocketAddr,
     /// The number of addresses to connect to, in turn.
@@ -47,8 +47,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the addresses, again and again, in an order in which neighbours are far apart, so that the map
-    /// entries for the next address are in no CPU cache.
+    /// Returns the addresses over and over, ordered so that consecutive ones are far apart and the map
+    /// entries for the next address are not in any CPU cache.
     fn targets(&self) -> impl Iterator<Item = SocketAddr> {
         let Self {
             first,
@@ -57,7 +57,7 @@ impl Plan {
             ..
         } = *self;
         let count = count.max(1);
-        // The stride and the count have no common factor, so that all addresses come before one is repeated.
+        // The stride and the count have no common factor, so every address comes up before any is repeated.
         let stride = (1..)
             .map(|step| count / 2 + step)
             .find(|it| gcd(*it, count) == 1)
@@ -77,7 +77,7 @@ const fn gcd(one: u32, other: u32) -> u32 {
     }
 }
 
-/// Measures connects for some time, after a warm-up.
+/// Measures connect() for the planned time, after a warm-up.
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
     let (mut made, mut failures) = (0, BTreeMap::new());
@@ -116,7 +116,7 @@ pub fn run(plan: &Plan) -> Report {
 
 fn connect_once(to: SocketAddr) -> io::Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    // The close resets the connection, so that its port is free at once.
+    // Closing the socket resets the connection, so that its port is free again at once.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.set_write_timeout(Some(timeout()))?;
     let to = to.into();
@@ -125,7 +125,7 @@ fn connect_once(to: SocketAddr) -> io::Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Waits without sleeping, since a client that sleeps would have to be woken itself.
+/// Waits without sleeping, since a sleeping client would have to be woken itself.
 fn spin() {
     let start = Instant::now();
     while start.elapsed() < PAUSE {

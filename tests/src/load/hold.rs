@@ -1,4 +1,4 @@
-//! Opens sockets and keeps them open until the process ends.
+//! Opens sockets and keeps them open until the process exits.
 
 use std::{
     collections::VecDeque,
@@ -16,13 +16,13 @@ use crate::sandbox;
 /// The sockets to open.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// An address for TCP connections.
+    /// An address to open TCP connections to.
     #[arg(long)]
     pub tcp: Vec<SocketAddr>,
-    /// An address for UDP: for connected sockets, and for unconnected ones that send a datagram to it.
+    /// An address for UDP sockets, both connected ones and unconnected ones that send it a datagram.
     #[arg(long)]
     pub udp: Vec<SocketAddr>,
-    /// The number of sockets per kind and address.
+    /// The number of sockets of each kind for each address.
     #[arg(long)]
     pub each: u32,
     /// The number of additional sockets that are opened first and closed again.
@@ -36,7 +36,7 @@ enum Kind {
     Udp(Mode),
 }
 
-/// Opens the sockets; returns those that stay open.
+/// Opens the sockets and returns those that stay open.
 pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
     let udp = plan.udp.iter();
@@ -56,7 +56,7 @@ pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     Ok(open.into())
 }
 
-/// Opens a socket. With `resets`, a TCP socket sends a reset on close, so that no socket remains in
+/// Opens a socket. If `resets` is set, closing a TCP socket sends a reset, so that nothing remains in
 /// TIME_WAIT.
 fn open_socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
     let domain = Domain::for_address(to);

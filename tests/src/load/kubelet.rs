@@ -1,5 +1,5 @@
-//! Requests to a kubelet-like server: a load with a new connection for each, or a sequence over one
-//! connection.
+//! Requests to a kubelet-like server: either a load with a new connection for each request, or a sequence of
+//! requests over one connection.
 
 use std::{
     io,
@@ -24,7 +24,8 @@ use crate::{
     pki, sandbox,
 };
 
-/// Runs a load of `GET /healthz`. The report names servers by the subject of their certificate.
+/// Runs a load of `GET /healthz` requests. The report identifies servers by the subjects of their
+/// certificates.
 pub fn run(plan: &Plan, ca: &Path, sockets: CreateSocket<'_>) -> Result<Report> {
     let tls = pki::client_config(ca)?;
     Ok(super::run(plan, &|to| attempt(to, &tls, sockets)))
@@ -48,7 +49,7 @@ fn attempt(
     })
 }
 
-/// Returns the first I/O error in the chain of an error, reduced to its error number if it has one.
+/// Returns the first I/O error in an error's chain, reduced to its error number if it has one.
 #[must_use]
 pub fn io_error(error: &anyhow::Error) -> io::Error {
     let found = error.chain().find_map(|it| it.downcast_ref::<io::Error>());
@@ -60,25 +61,25 @@ pub fn io_error(error: &anyhow::Error) -> io::Error {
     }
 }
 
-/// The result of one request of a dialog.
+/// The result of one request in a dialog.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Step {
-    /// The request.
+    /// The request, as given on the command line.
     pub ask: String,
-    /// Its duration.
+    /// The time that the request took, in milliseconds.
     pub took_ms: u64,
-    /// The response or the error.
+    /// The response, or the error.
     pub outcome: Result<String, String>,
 }
 
 /// The client's record of one connection.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Dialog {
-    /// The start time in milliseconds since 1970.
+    /// The start time, in milliseconds since 1970.
     pub began_ms: u64,
-    /// The dialled address.
+    /// The address that was dialled.
     pub dialled: SocketAddr,
-    /// The socket's peer address.
+    /// The address of the socket's peer.
     pub peer: SocketAddr,
     /// The subject of the server's certificate.
     pub subject: String,
@@ -86,7 +87,7 @@ pub struct Dialog {
     pub steps: Vec<Step>,
 }
 
-/// Connects, and sends requests one after another, until one fails.
+/// Connects and sends requests one after another, until one of them fails.
 ///
 /// The requests are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`,
 /// `pause=MILLIS`, `until-end=N`, `close` and `reset`.

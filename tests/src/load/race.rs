@@ -1,7 +1,7 @@
-//! Clients that race with the writer of the service maps: they connect UDP sockets to many VIPs in turn,
-//! as fast as possible, and send the name of the intended Service. Servers count misrouted datagrams. A
-//! client that knows the source address for each Service detects misrouted connects itself, without the
-//! cost of a datagram.
+//! Clients that race with the writer of the service maps: they connect UDP sockets to many VIPs in turn, as
+//! fast as possible, and send the name of the intended Service. Servers count misrouted datagrams. A client
+//! that knows each Service's source address detects misrouted connections itself, without the cost of sending
+//! a datagram.
 
 use std::{
     collections::BTreeMap,
@@ -17,47 +17,48 @@ use socket2::{Domain, Socket, Type};
 use super::{error_name, parse_millis};
 use crate::{address::nth_address, clock::Instant};
 
-/// The number of connects between two readings of the clock.
+/// The number of connect() calls between two readings of the clock.
 const BURST: u32 = 256;
 
-/// The VIPs to connect to: `count` addresses from `first` on, of the Services `<stem>-0` and so on.
+/// The VIPs to connect to: `count` addresses, starting at `first`, for the Services `<stem>-0`, `<stem>-1`
+/// and so on.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
     /// The first VIP and its port.
     #[arg(long)]
     pub first: SocketAddr,
-    /// The number of VIPs, at consecutive addresses.
+    /// The number of VIPs, which have consecutive addresses.
     #[arg(long)]
     pub count: u32,
-    /// The stem of the Services' names: VIP number k belongs to STEM-k.
+    /// The stem of the Services' names: VIP number k belongs to the Service STEM-k.
     #[arg(long)]
     pub stem: String,
     /// The duration in milliseconds.
     #[arg(long = "millis", value_parser = parse_millis)]
     pub duration: Duration,
-    /// Connect the same socket repeatedly, instead of a new one each time.
+    /// Reconnect the same socket repeatedly, instead of opening a new one each time.
     #[arg(long)]
     pub reconnect: bool,
-    /// The source address on the route to the first Service's backends; those of the other Services
-    /// follow it. The source address of a new socket then shows the Service that its connect reached. A
-    /// socket that is connected again keeps its source address.
+    /// The source address on the route to the first Service's backends; the source addresses for the other
+    /// Services follow it consecutively. The source address of a new socket then shows which Service the
+    /// socket was connected to. A reconnected socket keeps its source address.
     #[arg(long)]
     pub source: Option<IpAddr>,
-    /// Send a datagram after every Nth connect, and after each misrouted one.
+    /// Send a datagram after every Nth connection and after each misrouted one.
     #[arg(long, default_value_t = 1)]
     pub send_each: u64,
 }
 
-/// The report of a client.
+/// A client's report.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
     pub connects: u64,
     pub sent: u64,
-    /// The number of misrouted connects, by their source address.
+    /// The number of misrouted connections, as shown by their source addresses.
     pub astray: u64,
-    /// The number of datagrams that were answered with an ICMP error "port unreachable".
+    /// The number of datagrams that were answered with an ICMP "port unreachable" error.
     pub refused: u64,
-    /// The failures, by error and step.
+    /// The number of failures, by error and step.
     pub failures: BTreeMap<String, u64>,
 }
 
@@ -69,7 +70,7 @@ impl Report {
             .or_default() += 1;
     }
 
-    /// Adds the report of another client.
+    /// Adds another client's report to this one.
     pub fn merge(&mut self, other: &Self) {
         self.connects += other.connects;
         self.sent += other.sent;
@@ -81,14 +82,14 @@ impl Report {
     }
 }
 
-/// A VIP, with the name and the source address of its Service.
+/// A VIP, with its Service's name and source address.
 struct Target {
     vip: SocketAddr,
     name: Vec<u8>,
     source: Option<IpAddr>,
 }
 
-/// Connects until the time is over.
+/// Connects sockets until the time is up.
 pub fn run(plan: &Plan) -> io::Result<Report> {
     let targets: Vec<Target> = (0..plan.count)
         .map(|number| Target {
@@ -129,7 +130,7 @@ fn connect_and_check(socket: &UdpSocket, target: &Target, send_each: u64, report
         }
         (None, _) => false,
     };
-    // A socket that was terminated has no source address any more, so the reached Service is unknown.
+    // A socket that was terminated no longer has a source address, so it is unknown which Service it reached.
     if is_astray && is_terminated(socket) {
         return;
     }
@@ -140,13 +141,14 @@ fn connect_and_check(socket: &UdpSocket, target: &Target, send_each: u64, report
     match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
         Err(_) if is_terminated(socket) => {}
-        // The ICMP error is that of an earlier datagram.
+        // The ICMP error was caused by an earlier datagram.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => report.refused += 1,
         Err(error) => report.record_failure(&error, "send"),
     }
 }
 
-/// Returns true if a connected socket was terminated, as the product does after the removal of its backend.
+/// Returns true if a connected socket has been terminated, as Culvert does when the socket's backend is
+/// removed.
 fn is_terminated(socket: &UdpSocket) -> bool {
     let peer = socket.peer_addr();
     peer.is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)

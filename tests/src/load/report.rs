@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Failure, Success, nanoseconds};
 
-/// The number of occurrences of an event, and the times of the first and the last since the start of the
-/// load.
+/// The number of times an event occurred, and the times of its first and last occurrence since the start of
+/// the load.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Occurrences {
     pub count: u64,
@@ -54,7 +54,7 @@ impl Latency {
     }
 }
 
-/// Returns a percentile of sorted values by the nearest-rank method; 0 without values.
+/// Returns a percentile of sorted values by the nearest-rank method, or 0 if there are no values.
 #[must_use]
 pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
     let index = (sorted.len() * hundredths).div_ceil(100).saturating_sub(1);
@@ -64,12 +64,12 @@ pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
 /// The result of a load.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Report {
-    /// The start time in milliseconds since 1970.
+    /// The start time, in milliseconds since 1970.
     pub began_ms: u64,
     pub took_ms: u64,
     pub attempts: u64,
     pub answered: u64,
-    /// The number of answered attempts whose peer differs from the dialled address.
+    /// The number of answered attempts whose peer wasn't the dialled address.
     pub other_peer: u64,
     /// The failures, by error and step.
     pub failures: BTreeMap<String, Occurrences>,
@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// The results of one worker, or of several.
+/// The results of one or more workers.
 #[derive(Debug, Default)]
 pub(super) struct ReportBuilder {
     pub(super) report: Report,
@@ -128,7 +128,7 @@ impl ReportBuilder {
         }
     }
 
-    /// Builds the report of a load, given its start and duration.
+    /// Builds a load's report, given its start time and duration.
     pub(super) fn build(self, began_ms: u64, took_ms: u64) -> Report {
         Report {
             began_ms,

@@ -10,7 +10,7 @@ use socket2::Type;
 use super::{CreateSocket, Failure, Plan, Report, Success};
 use crate::clock::Instant;
 
-/// Chooses between connected and unconnected sockets.
+/// Selects connected or unconnected sockets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
     /// `connect`, then `send` and `recv`.
@@ -19,12 +19,12 @@ pub enum Mode {
     Unconnected,
 }
 
-/// Runs the load with sockets that `sockets` creates.
+/// Runs the load with sockets created by `sockets`.
 #[must_use]
 pub fn run(plan: &Plan, mode: Mode, sockets: CreateSocket<'_>) -> Report {
     let request = format!("{} is here?", plan.service.as_deref().unwrap_or("who"));
     let try_once = |to| attempt(to, mode, request.as_bytes(), sockets);
-    // Like a resolver, the client tries again, once, if its socket was terminated before the response.
+    // Like a resolver, the client retries once if its socket was terminated before the response arrived.
     super::run(plan, &|to| match try_once(to) {
         Err(failure) if failure.is_of_terminated_socket() => try_once(to),
         first => first,
@@ -65,7 +65,7 @@ fn attempt(
     })
 }
 
-/// Parses the server's name from a response, which must be the name, a blank and the request.
+/// Parses the server's name from a response, which must consist of the name, a space and the request.
 fn server(response: &[u8], request: &[u8]) -> io::Result<String> {
     let name = response
         .strip_suffix(request)

@@ -1,4 +1,4 @@
-//! `culvert-lab`, the program of the laboratory: keeps sandboxes alive, and runs servers and loads in them.
+//! `culvert-lab`, the lab's own program: keeps sandboxes alive, and runs servers and loads in them.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -30,19 +30,20 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Create a sandbox and execute requests from standard input; started by the laboratory.
+    /// Create a sandbox and execute requests from standard input (started by the lab itself).
     #[command(hide = true)]
     Executor(SandboxSpec),
-    /// Remove the laboratories of a process after its end; started by the laboratory.
+    /// Remove a process's labs after it exits (started by the lab itself).
     #[command(hide = true)]
     SweepAfter { owner: i32 },
-    /// Create a node without a daemon, and keep it until Enter, an interrupt or the end of standard input.
+    /// Create a node without a daemon, and keep it until Enter is pressed, an interrupt arrives or standard
+    /// input ends.
     Up {
         /// The number of pods.
         #[arg(long, default_value_t = 2)]
         pods: u8,
     },
-    /// Serve ports, and publish a record of the requests on a Unix socket.
+    /// Serve ports and publish a record of the requests on a Unix socket.
     Serve(server::process::ProcessOptions),
     /// Run one side of a tunnel without kernel programs, and publish its state on a Unix socket.
     Tunnel {
@@ -52,7 +53,7 @@ enum Command {
         #[arg(long)]
         record: PathBuf,
     },
-    /// Measure the throughput or latency of streams: a server and its clients.
+    /// Measure the throughput or latency of streams between a server and its clients.
     Throughput {
         #[command(subcommand)]
         command: commands::throughput::ThroughputCommand,

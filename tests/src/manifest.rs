@@ -9,7 +9,7 @@ pub use self::{node::NodeObject, service::Service};
 mod node;
 mod service;
 
-/// A file for the directory of manifests: its name and content.
+/// A file for the manifest directory: its name and its content.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     pub file: String,
@@ -24,7 +24,8 @@ impl Manifest {
         Self::from((file, &*text))
     }
 
-    /// Creates the ConfigMap of further steered ports, with its default name: a list of ports under a key.
+    /// Creates the ConfigMap that lists additional ports to steer, under its default name. The ports are
+    /// listed under `key`.
     #[must_use]
     pub fn further_ports(key: &str, ports: &str) -> Self {
         let text = format!(

@@ -1,4 +1,4 @@
-//! A node of the laboratory: its network, and an instance of the product.
+//! A node in the lab: its network and an instance of Culvert.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// A node with a host, pods and a client outside, on which `culvert node` can be started. Everything is
+/// A node with a host, pods and an external client, on which `culvert node` can be started. Everything is
 /// removed on drop.
 #[derive(Debug)]
 pub struct Node {
@@ -20,12 +20,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node with the product's default map sizes; the daemon isn't started yet.
+    /// Creates a node with Culvert's default map sizes. The daemon isn't started yet.
     pub fn new() -> Result<Self> {
         Self::with_settings(InstanceSettings::from_environment()?)
     }
 
-    /// Creates a node with these settings; the daemon isn't started yet.
+    /// Creates a node with the given settings. The daemon isn't started yet.
     pub fn with_settings(settings: InstanceSettings) -> Result<Self> {
         let network = NodeNetwork::new()?;
         let directory = network.lab().directory().to_owned();
@@ -34,12 +34,12 @@ impl Node {
         Ok(Self { instance, network })
     }
 
-    /// Returns the pod of this name; creates it on first use.
+    /// Returns the pod with the given name, creating it on first use.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         self.network.pod(name)
     }
 
-    /// Returns the client outside: it is connected to the host, but not in the cgroup of the instance.
+    /// Returns the external client, which is connected to the host but isn't in the instance's cgroup.
     #[must_use]
     pub const fn outside(&self) -> &Sandbox {
         self.network.outside()

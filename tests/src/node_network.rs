@@ -1,4 +1,4 @@
-//! A node's network: its host, its pods and a client outside, connected by veth pairs and routes.
+//! A node's network: its host, its pods and an external client, connected by veth pairs and routes.
 //!
 //! ```text
 //! pod 10.1.0.N ──eth0──podN─┐
@@ -7,8 +7,8 @@
 //!                              2001:db8::1
 //! ```
 //!
-//! Service addresses are unreachable in every sandbox: a connect that isn't translated fails at once,
-//! without a packet.
+//! Service addresses are unreachable in every sandbox: a connection that isn't translated fails at once,
+//! before a packet is sent.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -24,19 +24,19 @@ use crate::{cgroup, executor::SandboxSpec, lab::Lab, pod::Pod, sandbox::Sandbox}
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The host's IPv6 address on its uplink.
 pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-/// The IPv4 address of the client outside.
+/// The external client's IPv4 address.
 pub const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// The IPv6 address of the client outside.
+/// The external client's IPv6 address.
 pub const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
 /// The address ranges of Services.
 pub const SERVICE_RANGES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/108"];
 /// The address ranges of pods.
 pub const POD_RANGES: [&str; 2] = ["10.1.0.0/24", "fd00:10:1::/64"];
 
-/// Parameters of every network namespace. Duplicate address detection is off, so that addresses work at
-/// once. TCP timestamps have no offset per address pair: the same pair of ports may be used again through
-/// another Service address, and the kernel drops a SYN to a socket in `TIME_WAIT` if its timestamp goes
-/// backwards. ICMP errors have no rate limit, so that each misrouted attempt fails at once.
+/// Sysctls for every network namespace. Duplicate address detection is off, so that addresses work at once.
+/// TCP timestamps have no random offset per address pair: the same pair of ports may be reused through
+/// another Service address, and the kernel drops a SYN to a socket in `TIME_WAIT` if the timestamp goes
+/// backwards. ICMP errors are not rate-limited, so that each misrouted attempt fails at once.
 const SYSCTLS: [(&str, &str); 7] = [
     ("net.ipv6.conf.all.disable_ipv6", "0"),
     ("net.ipv6.conf.default.accept_dad", "0"),
@@ -47,17 +47,17 @@ const SYSCTLS: [(&str, &str); 7] = [
     ("net.ipv6.icmp.ratelimit", "0"),
 ];
 
-/// Additional parameters of the host's network namespace.
+/// Additional sysctls for the host's network namespace.
 const HOST_SYSCTLS: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
     ("net.ipv4.conf.all.send_redirects", "0"),
 ];
 
-/// The addresses of the pods' default gateway, the same on all pod interfaces of the host.
+/// The addresses of the pods' default gateway, which are the same on all of the host's pod interfaces.
 const POD_GATEWAY: [&str; 2] = ["169.254.1.1", "fe80::1"];
 
-/// The sandboxes of a node. They are removed on drop.
+/// A node's sandboxes. They are removed on drop.
 #[derive(Debug)]
 pub struct NodeNetwork {
     pods: Mutex<Vec<Arc<Pod>>>,
@@ -67,7 +67,7 @@ pub struct NodeNetwork {
 }
 
 impl NodeNetwork {
-    /// Creates a host and a client outside.
+    /// Creates a host and an external client.
     pub fn new() -> Result<Self> {
         let lab = Lab::new()?;
         let bpffs = Some(lab.directory().join("bpffs"));
@@ -85,31 +85,31 @@ impl NodeNetwork {
         Ok(network)
     }
 
-    /// Returns the sandbox of the host, in the cgroup of the instance.
+    /// Returns the host's sandbox, which is in the instance's cgroup.
     #[must_use]
     pub const fn host(&self) -> &Sandbox {
         &self.host
     }
 
-    /// Returns the sandbox of the client outside, which is not in the cgroup of the instance.
+    /// Returns the external client's sandbox, which isn't in the instance's cgroup.
     #[must_use]
     pub const fn outside(&self) -> &Sandbox {
         &self.outside
     }
 
-    /// Returns the directory and cgroup that contain everything of this node.
+    /// Returns the lab, whose directory and cgroup contain everything that belongs to this node.
     #[must_use]
     pub const fn lab(&self) -> &Lab {
         &self.lab
     }
 
-    /// Returns the cgroup of the host and the pods, which does not contain the client outside.
+    /// Returns the cgroup that contains the host and the pods, but not the external client.
     #[must_use]
     pub fn instance_cgroup(&self) -> PathBuf {
         self.lab.cgroup().join("instance")
     }
 
-    /// Returns the pod of this name; creates it on first use.
+    /// Returns the pod with the given name, creating it on first use.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pod) = pods.iter().find(|pod| pod.name() == name) {
@@ -124,7 +124,7 @@ impl NodeNetwork {
         Ok(pod)
     }
 
-    /// Creates a sandbox in the network namespace of another one, but in a separate cgroup.
+    /// Creates a sandbox that shares another one's network namespace but has its own cgroup.
     pub fn share_namespace(
         &self,
         other: &Sandbox,
@@ -140,7 +140,7 @@ impl NodeNetwork {
         })
     }
 
-    /// Creates a sandbox with a new network namespace, outside of the instance's cgroup. It has no link yet.
+    /// Creates a sandbox with a new network namespace, outside the instance's cgroup. It has no links yet.
     pub fn create_unconnected(&self, name: &str) -> Result<Sandbox> {
         Sandbox::with_new_network(self.lab.cgroup().join(name), None, &SYSCTLS)
     }
@@ -194,7 +194,7 @@ impl NodeNetwork {
         Ok(pod)
     }
 
-    /// Returns the shell commands to enter the sandboxes, one per line.
+    /// Returns shell commands for entering the sandboxes, one per line.
     #[must_use]
     pub fn enter_commands(&self) -> String {
         let command = |name: &str, pid: u32, group: &str| {
@@ -215,14 +215,14 @@ impl NodeNetwork {
     }
 }
 
-/// Returns the commands that every network namespace begins with: loopback, and unreachable Service
-/// addresses.
+/// Returns the first commands to run in every network namespace: they enable loopback and make Service
+/// addresses unreachable.
 fn base_commands() -> String {
     let [v4, v6] = SERVICE_RANGES;
     format!("link set lo up\nroute add unreachable {v4}\nroute add unreachable {v6}\n")
 }
 
-/// Returns the addresses of the pod with this number.
+/// Returns the addresses of the pod with the given number.
 pub(crate) fn pod_addresses(number: u8) -> [IpAddr; 2] {
     let v4 = Ipv4Addr::new(10, 1, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0x10, 1, 0, 0, 0, 0, u16::from(number));

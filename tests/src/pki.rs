@@ -22,16 +22,16 @@ use rustls::{
     version::TLS13,
 };
 
-/// The time for which a certificate is valid before and after its issue.
+/// The time for which a certificate is valid before and after it is issued.
 const VALIDITY: Duration = Duration::from_hours(24);
 
-/// The organisations (O) in the certificates of agents and of gateways.
+/// The organisations (O) in agents' and in gateways' certificates.
 const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 
-/// The DNS name in the certificates of gateways, which agents verify.
+/// The DNS name in gateways' certificates, which agents verify.
 const GATEWAY: &str = "gateway.culvert.dev";
 
-/// Generates a key pair in PEM: the private and the public key.
+/// Generates a key pair in PEM: the private key, then the public key.
 pub fn key_pair() -> Result<[String; 2]> {
     let key = KeyPair::generate()?;
     Ok([key.serialize_pem(), key.public_key_pem()])
@@ -53,9 +53,9 @@ pub struct CertifiedKey {
 /// The validity period of a certificate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Validity {
-    /// Valid now and for a day.
+    /// Valid now and for one more day.
     Current,
-    /// Valid now and for two days.
+    /// Valid now and for two more days.
     Longer,
 }
 
@@ -81,12 +81,12 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// Issues a server certificate for DNS names and addresses, without a subject.
+    /// Issues a server certificate without a subject, valid for the given DNS names and addresses.
     pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<CertifiedKey> {
         self.issue(&[], (names, addresses), ServerAuth, Validity::Current)
     }
 
-    /// Issues a server certificate for addresses, with a common name.
+    /// Issues a server certificate with a common name, valid for the given addresses.
     pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<CertifiedKey> {
         let subject = [(CommonName, name)];
         self.issue(&subject, (&[], addresses), ServerAuth, Validity::Current)
@@ -152,17 +152,17 @@ fn set_validity(params: &mut CertificateParams, validity: Validity) {
     .into();
 }
 
-/// The paths of PEM files: trusted CAs, a certificate and its key.
+/// The paths of PEM files: the trusted CAs, a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct PemFiles {
-    /// The CAs to which the peer's certificate must chain.
+    /// The CAs that the peer's certificate must chain to.
     pub ca: PathBuf,
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
 impl PemFiles {
-    /// Returns the paths of files in a directory that begin with `stem`.
+    /// Returns the paths of files in `directory` whose names begin with `stem`.
     #[must_use]
     pub fn in_directory(directory: &Path, stem: &str) -> Self {
         let file = |kind: &str| directory.join(format!("{stem}.{kind}"));
@@ -173,7 +173,7 @@ impl PemFiles {
         }
     }
 
-    /// Returns the paths of the files that `culvert ca` writes into a directory.
+    /// Returns the paths of the files that `culvert ca` writes to a directory.
     #[must_use]
     pub fn issued(directory: &Path) -> Self {
         Self {
@@ -183,7 +183,7 @@ impl PemFiles {
         }
     }
 
-    /// Writes the files, each atomically: writes a draft, then renames it.
+    /// Writes each file atomically, by writing a draft and renaming it.
     pub fn write(&self, ca: &str, pair: &CertifiedKey) -> Result<()> {
         for (path, text) in [
             (&self.ca, ca),
@@ -197,7 +197,7 @@ impl PemFiles {
         Ok(())
     }
 
-    /// Builds the config of a TLS 1.3 server with this certificate and without client authentication.
+    /// Builds the config for a TLS 1.3 server that uses this certificate and doesn't authenticate clients.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
         let chain = CertificateDer::pem_file_iter(&self.cert)?.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(&self.key)?;
@@ -209,7 +209,7 @@ impl PemFiles {
     }
 }
 
-/// Builds the config of a TLS 1.3 client that trusts the CAs in a file.
+/// Builds the config for a TLS 1.3 client that trusts the CAs in a file.
 pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(ca)? {
@@ -222,7 +222,7 @@ pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Returns the cryptography provider, the same as the product's.
+/// Returns the cryptography provider, which is the one that Culvert uses too.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())

@@ -1,4 +1,4 @@
-//! Pods: sandboxes with addresses, and servers that run in them.
+//! Pods, which are sandboxes with addresses, and the servers that run in them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,7 @@ use crate::{
     wait,
 };
 
-/// The time limit for a server to listen.
+/// The time limit for a server to start listening.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A pod: a network namespace and a cgroup below the instance's, with one address per family.
@@ -46,7 +46,7 @@ impl Pod {
         }
     }
 
-    /// Returns the name of the pod. Its servers send it in their responses.
+    /// Returns the pod's name, which its servers send in their responses.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -80,12 +80,12 @@ impl Pod {
         SocketAddr::new(self.v6, port)
     }
 
-    /// Starts an HTTP server on `port`, which responds with the pod's name.
+    /// Starts an HTTP server on `port` that responds with the pod's name.
     pub fn serve_http(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(ServerKind::Http, port)])
     }
 
-    /// Starts a TCP server on `port`, which sends received bytes back.
+    /// Starts a TCP server on `port` that echoes the bytes it receives.
     pub fn serve_echo(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(ServerKind::Echo, port)])
     }
@@ -118,7 +118,7 @@ impl Deref for Pod {
     }
 }
 
-/// A server process in a sandbox; killed on drop.
+/// A server process in a sandbox. It is killed on drop.
 #[derive(Debug)]
 pub struct Server {
     process: Process,
@@ -128,7 +128,7 @@ pub struct Server {
 /// The options of a server process.
 pub(crate) struct ServerOptions<'a> {
     pub(crate) name: &'a str,
-    /// The beginning of the paths of its files.
+    /// The path of the server's files, without their extensions.
     pub(crate) stem: &'a Path,
     pub(crate) listeners: &'a [Listener],
     pub(crate) cpu: Option<u32>,
@@ -165,14 +165,14 @@ impl Server {
         server::read_record(&self.record)
     }
 
-    /// Returns the process of the server.
+    /// Returns the server's process.
     #[must_use]
     pub const fn process(&self) -> &Process {
         &self.process
     }
 }
 
-/// Converts a path to a command-line argument.
+/// Converts a path to a string that can be used as a command-line argument.
 pub fn path_to_string(path: &Path) -> Result<String> {
     let text = path.to_str().context("a path is not UTF-8")?;
     Ok(text.to_owned())

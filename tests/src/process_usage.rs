@@ -1,16 +1,16 @@
-//! Memory, CPU time and open files of a process, from `/proc`.
+//! A process's memory, CPU time and open files, as read from `/proc`.
 
 use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result};
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Returns the resident memory of a process, in bytes.
+/// Returns a process's resident memory, in bytes.
 pub fn resident_memory(pid: i32) -> Result<u64> {
     memory(pid, "VmRSS:")
 }
 
-/// Returns the maximum resident memory of a process so far, in bytes.
+/// Returns a process's peak resident memory so far, in bytes.
 pub fn peak_memory(pid: i32) -> Result<u64> {
     memory(pid, "VmHWM:")
 }
@@ -23,7 +23,7 @@ fn memory(pid: i32, field: &str) -> Result<u64> {
     Ok(kilobytes * 1024)
 }
 
-/// Returns the value of a field in a `status` file.
+/// Returns the value of a field in a `/proc/<pid>/status` file.
 fn status_field<'a>(status: &'a str, field: &str) -> Result<&'a str> {
     let value = status.lines().find_map(|line| line.strip_prefix(field));
     Ok(value
@@ -31,8 +31,8 @@ fn status_field<'a>(status: &'a str, field: &str) -> Result<&'a str> {
         .trim())
 }
 
-/// Returns the number of voluntary context switches of a process's threads. Threads that have ended are not
-/// included.
+/// Returns how many voluntary context switches a process's threads have made. Threads that have exited are
+/// not included.
 pub fn voluntary_switches(pid: i32) -> Result<u64> {
     let mut sleeps = 0;
     for text in thread_files(pid, "status")? {
@@ -41,11 +41,11 @@ pub fn voluntary_switches(pid: i32) -> Result<u64> {
     Ok(sleeps)
 }
 
-/// Reads a file of each thread of a process.
+/// Reads the given file for each thread of a process.
 fn thread_files(pid: i32, file: &str) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // The thread may have ended since the directory was read.
+        // The thread may have exited since the directory was read.
         if let Ok(text) = fs::read_to_string(thread?.path().join(file)) {
             texts.push(text);
         }
@@ -53,8 +53,9 @@ fn thread_files(pid: i32, file: &str) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// Returns the system and user time of a process's threads, to the nanosecond (kernel
-/// `Documentation/scheduler/sched-stats.rst`). Threads that have ended are not included.
+/// Returns the system and user time of a process's threads, in nanosecond resolution (see
+/// `Documentation/scheduler/sched-stats.rst` in the kernel source). Threads that have exited are not
+/// included.
 pub fn thread_cpu_time(pid: i32) -> Result<Duration> {
     let mut nanoseconds = 0;
     for text in thread_files(pid, "schedstat")? {
@@ -69,12 +70,12 @@ pub fn thread_cpu_time(pid: i32) -> Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// Returns the number of open files of a process.
+/// Returns how many files a process has open.
 pub fn open_files(pid: i32) -> Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// Returns the system and user time of a process, rounded to clock ticks.
+/// Returns a process's system and user time, rounded to clock ticks.
 pub fn process_cpu_time(pid: i32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, rest) = text

@@ -1,4 +1,4 @@
-//! A sandbox: a network namespace and a cgroup, in which sockets are created and processes run.
+//! A sandbox: a network namespace and a cgroup in which sockets are created and processes run.
 
 use std::{
     fmt::Display,
@@ -22,13 +22,13 @@ use crate::{
     ip, wait,
 };
 
-/// The timeout of a connect or a response.
+/// The timeout for a connect() or a response.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time limit of a short command.
+/// The time limit for a short command.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The accept backlog of a test's listener.
+/// The accept backlog of a listener in a test.
 const BACKLOG: i32 = 1024;
 
 /// A network namespace and a cgroup, kept alive by an executor.
@@ -44,7 +44,7 @@ impl Sandbox {
         })
     }
 
-    /// Creates a sandbox with a new network namespace and a new cgroup, and sets parameters of the network.
+    /// Creates a sandbox with a new network namespace and a new cgroup, and sets sysctls in it.
     pub fn with_new_network(
         cgroup: PathBuf,
         bpffs: Option<PathBuf>,
@@ -62,7 +62,7 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// Returns the process ID of the executor, for `nsenter -t` and `/proc/<pid>/root`.
+    /// Returns the executor's process ID, for use in `nsenter -t` and `/proc/<pid>/root`.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.executor.pid()
@@ -73,7 +73,7 @@ impl Sandbox {
         self.executor.socket(domain, kind, None)
     }
 
-    /// Creates a socket of a given protocol in the sandbox.
+    /// Creates a socket with the given protocol in the sandbox.
     pub fn socket_with_protocol(
         &self,
         domain: Domain,
@@ -111,7 +111,7 @@ impl Sandbox {
         Ok(socket.into())
     }
 
-    /// Runs a command and waits for it; returns its standard output, or an error if the command failed.
+    /// Runs a command and waits for it to exit; returns its standard output, or an error if it failed.
     pub fn run<A: AsRef<str>>(&self, argv: &[A]) -> Result<String> {
         let output = self.command(argv).start()?.finish(COMMAND_TIMEOUT)?;
         if !output.exit.is_success() {
@@ -126,12 +126,12 @@ impl Sandbox {
         Ok(output.stdout)
     }
 
-    /// Creates links, addresses and routes by commands in the syntax of ip(8), one per line.
+    /// Creates links, addresses and routes from commands in the syntax of ip(8), one per line.
     pub fn ip(&self, commands: &str) -> Result<()> {
         ip::run_commands(self, commands)
     }
 
-    /// Prepares a command that is to run in the sandbox.
+    /// Prepares a command to run in the sandbox.
     pub fn command<A: AsRef<str>>(&self, argv: &[A]) -> Command<'_> {
         let argv = argv.iter().map(|word| word.as_ref().to_owned()).collect();
         Command {
@@ -142,7 +142,7 @@ impl Sandbox {
         }
     }
 
-    /// Prepares a subcommand of `culvert-lab` that is to run in the sandbox.
+    /// Prepares a `culvert-lab` subcommand to run in the sandbox.
     pub fn lab_command<A: AsRef<str>>(&self, arguments: &[A]) -> Result<Command<'_>> {
         let program = environment::culvert_lab()?;
         let program = program
@@ -154,7 +154,7 @@ impl Sandbox {
         Ok(command)
     }
 
-    /// Sets a parameter of the network namespace, such as `net.ipv4.ip_forward`.
+    /// Sets a sysctl of the network namespace, such as `net.ipv4.ip_forward`.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
         self.executor.write(&path, value)
@@ -163,8 +163,8 @@ impl Sandbox {
 
 /// Connects a socket, with a timeout. The socket stays in blocking mode.
 pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::Result<()> {
-    // The kernel applies the write timeout to a blocking connect, so the system call is the same as
-    // without one.
+    // The kernel applies the write timeout to a blocking connect(), so the system call is the same as without
+    // a timeout.
     socket.set_write_timeout(Some(within))?;
     socket.connect(&to.into()).map_err(|error| {
         let is_timed_out = error.raw_os_error() == Some(nix::libc::EINPROGRESS);
@@ -187,7 +187,7 @@ fn join_words<A: AsRef<str>>(argv: &[A]) -> String {
     argv.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ")
 }
 
-/// A command that has not been started.
+/// A command that has not been started yet.
 #[derive(Debug)]
 #[must_use]
 pub struct Command<'a> {
@@ -210,7 +210,7 @@ impl Command<'_> {
         self
     }
 
-    /// Writes the output to a file instead of returning it from [`Process::finish`].
+    /// Writes the output to a file instead of having [`Process::finish`] return it.
     pub fn log(mut self, file: File) -> Self {
         self.log = Some(file);
         self
@@ -233,7 +233,7 @@ impl Command<'_> {
     }
 }
 
-/// A process in a sandbox; killed on drop.
+/// A process in a sandbox. It is killed on drop.
 #[derive(Debug)]
 pub struct Process {
     executor: Arc<Executor>,
@@ -243,7 +243,7 @@ pub struct Process {
     stderr: File,
 }
 
-/// The exit status and the output of a process.
+/// A process's exit status and output.
 #[derive(Clone, Debug)]
 pub struct Output {
     pub exit: Exit,
@@ -264,12 +264,12 @@ impl Process {
         self.pid
     }
 
-    /// Sends the process a signal, unless it has ended.
+    /// Sends the process a signal, unless it has already exited.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         self.executor.signal(self.pid, signal)
     }
 
-    /// Returns the exit status if the process has ended.
+    /// Returns the exit status if the process has exited.
     pub fn try_wait(&self) -> Result<Option<Exit>> {
         self.executor.try_wait(self.pid)
     }
@@ -279,7 +279,7 @@ impl Process {
             .with_context(|| format!("`{}` is still running", join_words(&self.argv)))?
     }
 
-    /// Waits until the process ends; returns its output.
+    /// Waits until the process exits; returns its output.
     pub fn finish(mut self, within: Duration) -> Result<Output> {
         let exit = self.wait(within)?;
         Ok(Output {

@@ -1,4 +1,4 @@
-//! Servers that run in pods: their listeners, and the records that they publish.
+//! Servers that run in pods: their listeners, and the records they publish.
 
 use std::{
     collections::BTreeMap,
@@ -27,13 +27,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The protocol served on a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ServerKind {
-    /// HTTP/1.1: the response to each request is the server's name.
+    /// HTTP/1.1: responds to each request with the server's name.
     Http,
-    /// TCP: received bytes are sent back.
+    /// TCP: echoes the bytes it receives.
     Echo,
-    /// UDP: the response to each datagram is the server's name, a blank and the payload.
+    /// UDP: responds to each datagram with the server's name, a space and the payload.
     Udp,
-    /// TCP: connections are accepted and closed, as fast as possible.
+    /// TCP: accepts connections and closes them, as fast as possible.
     Sink,
     /// TLS: behaves like a kubelet.
     Kubelet,
@@ -53,10 +53,10 @@ impl ServerKind {
     }
 }
 
-/// A port of a server, or a range of ports.
+/// A server's port or range of ports.
 ///
-/// Written `udp:53=dns,dns6` for a port of several Services, and `udp:2000-2099=svc` for ports with one
-/// Service each: 2000 for `svc-0`, 2001 for `svc-1`.
+/// Written as `udp:53=dns,dns6` for a port shared by several Services, and as `udp:2000-2099=svc` for ports
+/// with one Service each: 2000 for `svc-0`, 2001 for `svc-1` and so on.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Listener {
     kind: ServerKind,
@@ -77,14 +77,14 @@ impl Listener {
         }
     }
 
-    /// Assigns the port to a Service: requests for other Services count as foreign.
+    /// Assigns the port to a Service. Requests for other Services count as foreign.
     #[must_use]
     pub fn for_service(mut self, service: &str) -> Self {
         self.services.push(service.to_owned());
         self
     }
 
-    /// Creates a listener on `count` ports with one Service each: `<stem>-0` and so on.
+    /// Creates a listener on `count` ports, one for each of the Services `<stem>-0`, `<stem>-1` and so on.
     #[must_use]
     pub fn range(kind: ServerKind, first: u16, count: u16, stem: &str) -> Self {
         let last = first.saturating_add(count.saturating_sub(1));
@@ -155,27 +155,27 @@ impl FromStr for Listener {
     }
 }
 
-/// The number of connections and requests at a port of a server.
+/// The connection and request counts for one of a server's ports.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Counts {
     pub accepted: u64,
-    /// The number of answered requests or datagrams.
+    /// The number of requests or datagrams that were answered.
     pub answered: u64,
-    /// The number of requests or datagrams for a Service to which the port isn't assigned.
+    /// The number of requests or datagrams for a Service that the port isn't assigned to.
     pub foreign: u64,
 }
 
-/// The record of a server: its counts by port, with keys such as `http:8080`.
+/// A server's record: the counts for each port, under keys such as `http:8080`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Record {
     pub name: String,
     pub ports: BTreeMap<String, Counts>,
-    /// The records of connections to ports of kind `kubelet`, in the order of their arrival.
+    /// The records of connections to `kubelet` ports, in order of arrival.
     pub exchanges: Vec<ConnectionRecord>,
 }
 
 impl Record {
-    /// Returns the sum over all ports.
+    /// Returns the counts summed over all ports.
     #[must_use]
     pub fn total(&self) -> Counts {
         self.ports
@@ -188,7 +188,7 @@ impl Record {
     }
 }
 
-/// Reads the record of a process from its Unix socket. The process sends it over each new connection.
+/// Reads a process's record from its Unix socket. The process sends the record over each new connection.
 pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
     let stream = UnixStream::connect(socket)
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
@@ -214,7 +214,7 @@ impl Port {
         self.lock_counts().accepted += 1;
     }
 
-    /// Counts a request; also counts it as foreign if it was meant for another Service.
+    /// Counts a request, and also counts it as foreign if it was meant for another Service.
     fn count_request(&self, intended_service: Option<&[u8]>) {
         let is_foreign = intended_service.is_some_and(|name| {
             !self.services.is_empty() && !self.services.iter().any(|own| own.as_bytes() == name)
@@ -229,13 +229,13 @@ impl Port {
     }
 }
 
-/// The wildcard address of dual-stack sockets.
+/// The wildcard address for dual-stack sockets.
 const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 
 /// The accept backlog.
 const BACKLOG: i32 = 4096;
 
-/// Listens on a port on all addresses of both families.
+/// Listens on a port, on all IPv4 and IPv6 addresses.
 pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
     socket.set_only_v6(false)?;
@@ -245,7 +245,7 @@ pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Accepts connections for ever, and serves each in a separate task.
+/// Accepts connections forever and serves each one in a separate task.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
     serve: impl Fn(TcpStream) -> F,

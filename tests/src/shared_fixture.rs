@@ -1,8 +1,8 @@
-//! Fixtures that the tests of a module share. The first test creates the fixture, the next ones reuse it,
-//! and it is dropped when tests of another module create theirs.
+//! Fixtures that the tests of a module share. The first test creates the fixture, later tests reuse it, and
+//! it is dropped when tests of another module create theirs.
 //!
-//! A failing test may leave the fixture in any state. Therefore a fixture is reused only if the test
-//! returns it explicitly; after an error or a panic, the next test creates a new one.
+//! A failing test may leave the fixture in any state. A fixture is therefore reused only if the test
+//! explicitly gives it back; after an error or a panic, the next test creates a new one.
 
 use std::{
     ops::Deref,
@@ -13,7 +13,7 @@ use anyhow::Result;
 
 /// A fixture that several tests use, one after another.
 pub trait Fixture: Send + Sync + Sized + 'static {
-    /// Undoes the changes of a test. If it fails, the fixture is not reused.
+    /// Undoes a test's changes. If this fails, the fixture isn't reused.
     fn restore(&self) -> Result<()> {
         Ok(())
     }
@@ -26,8 +26,8 @@ pub struct SharedFixture<T> {
     fixture: Mutex<Option<Arc<T>>>,
 }
 
-/// The shared fixture that was created last. If it still exists when the process ends, the sweeper
-/// removes it.
+/// The most recently created shared fixture. If it still exists when the process exits, the sweeper removes
+/// it.
 static LAST: Mutex<Option<&'static dyn Retire>> = Mutex::new(None);
 
 /// A shared fixture of any type that can be dropped.
@@ -36,7 +36,7 @@ trait Retire: Sync {
 }
 
 impl<T: Fixture> SharedFixture<T> {
-    /// Creates a shared fixture that is constructed by `create` on first use.
+    /// Creates a shared fixture, which `create` constructs on first use.
     #[must_use]
     pub const fn new(create: fn() -> Result<T>) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl<T: Fixture> SharedFixture<T> {
         }
     }
 
-    /// Waits for exclusive access to the fixture; creates a fixture if there is none.
+    /// Waits for exclusive access to the fixture, and creates it if it doesn't exist.
     pub fn lease(&'static self) -> Result<Lease<T>> {
         let mut slot = lock(&self.fixture);
         let fixture = match slot.take() {
@@ -67,7 +67,7 @@ fn is_same(one: &dyn Retire, other: &dyn Retire) -> bool {
 }
 
 impl<T: Fixture> Retire for SharedFixture<T> {
-    /// Waits until no test uses the fixture, then drops it.
+    /// Waits until no test is using the fixture, then drops it.
     fn retire(&self) {
         drop(lock(&self.fixture).take());
     }
@@ -77,16 +77,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Exclusive access of a test to a shared fixture.
+/// A test's exclusive access to a shared fixture.
 #[derive(Debug)]
 pub struct Lease<T: 'static> {
-    // Declared before the lock, so that it is dropped before the next test can create another one.
+    // Declared before the lock, so that it is dropped before the next test can create another fixture.
     fixture: Arc<T>,
     slot: MutexGuard<'static, Option<Arc<T>>>,
 }
 
 impl<T: Fixture> Lease<T> {
-    /// Returns the fixture for the next test. A test calls this last, if it succeeds.
+    /// Gives the fixture back for the next test. A test that succeeds calls this last.
     pub fn give_back(mut self) -> Result<()> {
         self.fixture.restore()?;
         *self.slot = Some(Arc::clone(&self.fixture));

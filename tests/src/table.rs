@@ -1,10 +1,10 @@
-//! Formats text tables, and times in them.
+//! Formats plain-text tables and the times in them.
 
-/// A column: its heading, and a function that formats its cell of a row.
+/// A column: its heading, and a function that formats its cell in a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// Formats a table with a line of headings and a line per row. The first and the last column are
-/// left-aligned, the others right-aligned.
+/// Formats a table with a line of headings and one line per row. The first and last columns are left-aligned,
+/// the others right-aligned.
 #[must_use]
 pub fn format_table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let mut lines = vec![String::new(); rows.len() + 1];
@@ -27,7 +27,7 @@ pub fn format_table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     lines.collect()
 }
 
-/// Formats nanoseconds as microseconds, rounded to one decimal.
+/// Formats nanoseconds as microseconds, rounded to one decimal place.
 #[must_use]
 pub fn microseconds(nanoseconds: u64) -> String {
     let tenths = (nanoseconds + 50) / 100;

@@ -1,5 +1,5 @@
-//! Measures the throughput and latency of streams: a server that floods or echoes, over TCP and TLS, and its
-//! clients. The first byte of a connection selects the mode.
+//! Measures the throughput and latency of streams, using a server that floods or echoes over TCP or TLS, and
+//! clients for it. The first byte sent on a connection selects the mode.
 
 use std::time::Duration;
 
@@ -15,21 +15,21 @@ pub mod server;
 
 /// The mode in which the server sends as fast as possible.
 const FLOOD: u8 = b'F';
-/// Like [`FLOOD`], with small socket buffers at the server, since the client doesn't read.
+/// Like [`FLOOD`], but with small socket buffers on the server, since the client doesn't read.
 const STALL: u8 = b'S';
-/// The mode in which the server sends received bytes back.
+/// The mode in which the server echoes the bytes it receives.
 const ECHO: u8 = b'E';
 
-/// The buffer size of sockets in mode [`STALL`].
+/// The socket buffer size in mode [`STALL`].
 const SMALL_BUFFER: usize = 64 * 1024;
 
-/// The size of a read or write.
+/// The maximum size of a read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// The result of a client in mode `FLOOD`, over all its connections.
+/// The result of a flood client, over all its connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct FloodReport {
-    /// The number of bytes that were received during the measurement.
+    /// The number of bytes received during the measurement.
     pub bytes: u64,
     /// The duration of the measurement.
     pub took_ns: u64,
@@ -38,19 +38,19 @@ pub struct FloodReport {
 }
 
 impl FloodReport {
-    /// Returns the throughput in millions of bytes a second.
+    /// Returns the throughput in millions of bytes per second.
     #[must_use]
     pub fn megabytes(&self) -> u64 {
         divide(u128::from(self.bytes) * 1000, self.took_ns)
     }
 }
 
-/// Divides, rounding down; a divisor of 0 counts as 1.
+/// Divides, rounding down; treats a divisor of 0 as 1.
 pub fn divide(value: u128, by: u64) -> u64 {
     u64::try_from(value / u128::from(by.max(1))).unwrap_or(u64::MAX)
 }
 
-/// Returns the CPU time of this process.
+/// Returns this process's CPU time.
 fn own_cpu_time() -> Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).context("getrusage failed")?;
     let micros = (usage.user_time() + usage.system_time()).num_microseconds();

@@ -1,6 +1,5 @@
-//! Processes at both sides of a tunnel: a gateway with an ingress, and agents. They run the product's
-//! modules without kernel programs, and need no privileges, since a steering prefix within 127.0.0.0/8
-//! needs no route.
+//! Processes on both sides of a tunnel: a gateway with an ingress, and agents. They run Culvert's modules
+//! without kernel programs and need no privileges, since a steering prefix within 127.0.0.0/8 needs no route.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +27,7 @@ use crate::{environment, executor::child, log, pki, server::read_record, wait};
 
 pub mod roles;
 
-/// The time limit for a process to become ready, or to exit.
+/// The time limit for a process to become ready or to exit.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 impl From<&pki::PemFiles> for IdentityFiles {
@@ -41,25 +40,25 @@ impl From<&pki::PemFiles> for IdentityFiles {
 /// The target of a steering address.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Target {
-    /// The index of the steering address in the prefix.
+    /// The index of the steering address within the prefix.
     pub index: u32,
     pub node: String,
-    /// The address that the agent of the node dials.
+    /// The address that the node's agent dials.
     pub at: SocketAddr,
 }
 
 /// The settings of a gateway with an ingress.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudSettings {
-    /// The settings of the gateway.
+    /// The gateway's own settings.
     pub gateway: gateway::GatewaySettings,
-    /// The address that steered connects reach.
+    /// The address that the ingress listens on for steered connections.
     pub ingress: SocketAddr,
     /// The steering prefix: its first address and its length.
     pub prefix: (IpAddr, u8),
     /// The targets of the steering addresses.
     pub targets: Vec<Target>,
-    /// The certificate files of the gateway.
+    /// The gateway's certificate files.
     pub certificate: IdentityFiles,
     pub session: SessionLimits,
 }
@@ -73,18 +72,18 @@ pub struct AgentSettings {
     pub session: SessionLimits,
 }
 
-/// The state of a gateway with an ingress, which its process publishes.
+/// The state of a gateway with an ingress, as published by its process.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudState {
-    /// The address that agents connect to.
+    /// The gateway's address, which agents connect to.
     pub gateway: SocketAddr,
-    /// The address that steered connects reach.
+    /// The address that the ingress listens on for steered connections.
     pub ingress: SocketAddr,
-    /// The number of occurrences of each reason, by its label.
+    /// The number of times each reason occurred, by the reason's label.
     pub counts: BTreeMap<String, u64>,
-    /// The nodes and their sessions, as in the product's `/nodes`.
+    /// The nodes and their sessions, as in Culvert's `/nodes`.
     pub nodes: Value,
-    /// The state of the certificate, as the product reports it.
+    /// The state of the certificate, as Culvert reports it.
     pub identity: Value,
 }
 
@@ -97,37 +96,37 @@ impl CloudState {
             .flatten()
     }
 
-    /// Returns the number of sessions of a node.
+    /// Returns how many sessions a node has.
     #[must_use]
     pub fn sessions(&self, node: &str) -> usize {
         self.sessions_of(node).count()
     }
 
-    /// Returns the number of open streams over a node's sessions.
+    /// Returns how many streams are open over a node's sessions.
     #[must_use]
     pub fn streams(&self, node: &str) -> u64 {
         let streams = |session: &Value| session["streams"].as_u64();
         self.sessions_of(node).filter_map(streams).sum()
     }
 
-    /// Returns the count of a reason.
+    /// Returns how many times a reason has occurred.
     #[must_use]
     pub fn count(&self, reason: &str) -> u64 {
         self.counts.get(reason).copied().unwrap_or(0)
     }
 }
 
-/// The state of an agent, which its process publishes.
+/// The state of an agent, as published by its process.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentState {
-    /// The state of the agent, as in the product's `/status`.
+    /// The agent's state, as in Culvert's `/status`.
     pub view: Value,
-    /// The state of the certificate, as the product reports it.
+    /// The state of the certificate, as Culvert reports it.
     pub identity: Value,
 }
 
-/// A running gateway with an ingress, or a running agent. The process is killed on drop, and when the
-/// thread that started it ends.
+/// A running gateway with an ingress, or a running agent. The process is killed on drop, or when the thread
+/// that started it exits.
 #[derive(Debug)]
 pub struct TunnelProcess {
     process: Child,
@@ -136,12 +135,12 @@ pub struct TunnelProcess {
 }
 
 impl TunnelProcess {
-    /// Starts a process. `role` is `cloud` or `agent`; the names of its files begin with `stem`.
+    /// Starts a process. `role` is `cloud` or `agent`; the paths of the process's files begin with `stem`.
     pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
         let file = |extension| stem.with_extension(extension);
         let (settings_file, record, log) = (file("json"), file("record"), file("log"));
         fs::write(&settings_file, serde_json::to_vec_pretty(settings)?)?;
-        // A killed process may have left its socket.
+        // A killed process may have left its socket behind.
         drop(fs::remove_file(&record));
         let output = log::append(&log)?;
         let lab = environment::culvert_lab()?;
@@ -195,7 +194,7 @@ impl TunnelProcess {
         Ok(kill(Pid::from_raw(self.pid()), signal)?)
     }
 
-    /// Sends a signal and waits until the process ends; returns the signal that killed it, if any.
+    /// Sends a signal and waits until the process exits; returns the signal that killed it, if any.
     pub fn stop(mut self, signal: Signal) -> Result<Option<i32>> {
         self.signal(signal)?;
         let status = wait::until_some(TIME_LIMIT, || self.process.try_wait().ok().flatten())?;

@@ -24,12 +24,12 @@ use crate::{
     wait,
 };
 
-/// The ports of a kubelet.
+/// A kubelet's ports.
 pub const KUBELET_PORTS: [u16; 2] = [10_250, 10_255];
-/// A port of the edge node that is steered only if a ConfigMap lists it.
+/// A port on the edge node that is steered only if a ConfigMap lists it.
 pub const FURTHER_PORT: u16 = 9100;
 
-/// The time limit for an agent to connect or reconnect: its attempts are spread over some seconds.
+/// The time limit for an agent to connect or reconnect. Its attempts are spread over several seconds.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A cloud node and an edge node. Everything is removed on drop.
@@ -42,7 +42,7 @@ pub struct TunnelTestbed {
 }
 
 impl TunnelTestbed {
-    /// Creates both nodes, with certificates and manifests; doesn't start the daemon and the agent.
+    /// Creates both nodes, with certificates and manifests, without starting the daemon or the agent.
     pub fn prepare(settings: InstanceSettings) -> Result<Self> {
         let settings = InstanceSettings {
             tunnel: true,
@@ -84,8 +84,8 @@ impl TunnelTestbed {
         self.node.pod("client")
     }
 
-    /// Waits until the kubelet responds to clients on the host of the cloud node and in its pod. The
-    /// first packet of a new pod may be lost, and is retransmitted only after a second.
+    /// Waits until the kubelet responds to clients both on the cloud node's host and in its pod. A new pod's
+    /// first packet may be lost, and is retransmitted only after a second.
     pub fn wait_for_kubelet(&self) -> Result<()> {
         let mut last = None;
         let pod = self.pod()?;
@@ -112,7 +112,7 @@ impl TunnelTestbed {
         self.client(sandbox.connect(to)?, to)?.healthz().map(drop)
     }
 
-    /// Creates a client of the kubelet over a connection to an address of the edge node.
+    /// Creates a client for the kubelet over a connection to one of the edge node's addresses.
     pub fn client(&self, stream: TcpStream, dialled: SocketAddr) -> Result<Client> {
         stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         let client = Client::handshake(stream, dialled.ip(), Arc::clone(&self.tls))?;
@@ -148,14 +148,14 @@ impl TunnelTestbed {
 
 impl Fixture for TunnelTestbed {}
 
-/// The certificate directories of a gateway and of an agent: names, modes and contents of their files.
+/// The certificate directories of a gateway and an agent: the names, modes and contents of their files.
 type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
 
-/// The certificates that `culvert ca` issued to the first pair of nodes in this process; later ones reuse
+/// The certificates that `culvert ca` issued to the first pair of nodes in this process. Later pairs reuse
 /// them.
 static IDENTITIES: Mutex<Option<Identities>> = Mutex::new(None);
 
-/// Fills the certificate directories of a gateway and of an agent.
+/// Fills the certificate directories of a gateway and an agent.
 fn issue_certificates(directories: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
     let mut identities = IDENTITIES.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(identities) = &*identities else {
@@ -190,7 +190,7 @@ fn read_directory(directory: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8
     Ok(files)
 }
 
-/// Runs a subcommand of `culvert ca` for the CA in a directory.
+/// Runs a `culvert ca` subcommand for the CA in `directory`.
 fn run_ca(sandbox: &Sandbox, culvert: &Path, arguments: &[&str], directory: &Path) -> Result<()> {
     let mut argv = vec![path_to_string(culvert)?, "ca".to_owned()];
     argv.extend(arguments.iter().map(|argument| (*argument).to_owned()));

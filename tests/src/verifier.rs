@@ -1,5 +1,5 @@
-//! Reads the verifier's statistics of each program, in each variant that this kernel can load. aya
-//! creates the maps; the programs are then loaded without aya, since aya keeps no verifier log of a
+//! Reads the verifier's statistics for each program, in each variant that this kernel can load. aya creates
+//! the maps, but the programs are then loaded without aya, since aya doesn't keep the verifier log of a
 //! successful load.
 
 mod call;
@@ -28,46 +28,47 @@ use tunnel_common::{
 };
 use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, ProgramSettings};
 
-/// The log levels of the verifier: statistics only, and everything.
+/// The verifier's log levels: statistics only, and everything.
 const BPF_LOG_STATS: u32 = 4;
 const BPF_LOG_ALL: u32 = 2;
 
-/// The size of the log buffer for statistics, and its maximum for the log of a refused program.
+/// The size of the log buffer for statistics, and the maximum size for the log of a rejected program.
 const LOG_SIZE: u32 = 64 << 10;
 const MAX_LOG_SIZE: u32 = 64 << 20;
 
-/// The mark of the daemon's own sockets on a node that steers.
+/// The mark on the daemon's own sockets, on a node that steers.
 const OWN_MARK: u32 = 0x0c01_e000;
 
-/// The verifier's statistics of a program.
+/// The verifier's statistics for a program.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProgramStats {
-    /// The name of the program.
+    /// The program's name.
     pub program: &'static str,
-    /// The variant: `retval` or `rewrite`, after the method by which it refuses a connect; then
-    /// `-steering` if it steers, and `-logged` if it logs events.
+    /// The variant: `retval` or `rewrite`, depending on how the program refuses a connection, followed by
+    /// `-steering` if it steers and `-logged` if it logs events.
     pub variant: String,
-    /// The number of instructions that the verifier processed on all paths; at most a million.
+    /// The number of instructions that the verifier processed over all paths; at most a million.
     pub instructions: u64,
     /// The maximum stack depth in bytes. Before Linux 7.3, the verifier reports only the stack size of each
-    /// function; then this is the sum of the program's own and that of its largest function. Calls are nested
-    /// deeper only in functions that look up an address of a network namespace, which use almost no stack.
+    /// function; this is then the stack size of the program itself plus that of its largest function. Calls
+    /// are nested more deeply only in functions that look up an address of a network namespace, and those use
+    /// almost no stack.
     pub stack: u64,
     /// The verification time in microseconds.
     pub microseconds: u64,
-    /// The load time in microseconds: verification and JIT compilation.
+    /// The load time in microseconds, which includes verification and JIT compilation.
     pub load_microseconds: u64,
 }
 
-/// Loads every program in each variant that the loader may choose on a kernel with these features;
+/// Loads every program in each variant that the loader may choose on a kernel with these features, and
 /// returns the verifier's statistics. Nothing is attached or pinned.
 pub fn measure(features: Features) -> Result<Vec<ProgramStats>> {
     let variants = variants(features);
     let globals_of_variants: Vec<_> = variants.iter().map(Variant::globals).collect();
     let level = aya_log::Level::Trace.into();
-    // Parsing the kernel's BTF is slow, so one loader is used for all. An object with relocations parses
-    // it again.
+    // Parsing the kernel's BTF is slow, so one loader is used for all variants. An object with relocations
+    // requires parsing it again.
     let mut loader = EbpfLoader::new();
     let mut measured = Vec::new();
     for (bytes, is_logged) in [(OBJECT, false), (LOGGING_OBJECT, true)] {
@@ -93,7 +94,7 @@ pub fn measure(features: Features) -> Result<Vec<ProgramStats>> {
     Ok(measured)
 }
 
-/// A variant of the programs: the constants that the loader sets in them.
+/// A variant of the programs, defined by the constants that the loader sets in them.
 struct Variant {
     features: Features,
     switches: ProgramSettings,
@@ -153,7 +154,7 @@ fn parse(bytes: &[u8]) -> Result<Object> {
     Ok(object)
 }
 
-/// Prepares an object for the kernel, with the maps of an object that aya loaded. The constants in these
+/// Prepares an object for the kernel, using the maps of an object that aya has loaded. The constants in those
 /// maps are frozen, so the verifier skips code that they make unreachable.
 fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -> Result<Object> {
     let globals = globals
@@ -177,7 +178,8 @@ fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -
     Ok(object)
 }
 
-/// Opens the object's BTF, which aya has loaded into the kernel. Its ID is read from the smallest program.
+/// Opens the object's BTF, which aya has already loaded into the kernel. Its ID is read from the smallest
+/// program.
 fn open_btf_of(loaded: &mut Ebpf) -> Result<OwnedFd> {
     let name = table::SOCK_RELEASE.name;
     let Some(Program::CgroupSock(program)) = loaded.program_mut(name) else {
@@ -190,7 +192,7 @@ fn open_btf_of(loaded: &mut Ebpf) -> Result<OwnedFd> {
     )?)
 }
 
-/// Returns the data of a map, if it has one of the types that the object uses.
+/// Returns a map's data if the map has one of the types that the object uses.
 fn data_of(map: &Map) -> Option<&MapData> {
     match Some(map) {
         Some(
@@ -219,7 +221,7 @@ fn load_and_measure(
         kind: program.kind.number(),
         hook: match program.attach_point {
             AttachPoint::Cgroup => program.hook,
-            // The hook is given when the program is attached.
+            // The hook is specified when the program is attached.
             AttachPoint::Uplinks => 0,
         },
         instructions: &encode(&function.instructions),
@@ -249,10 +251,10 @@ fn load_and_measure(
     })
 }
 
-/// Loads a refused program again; returns the error and the complete log.
+/// Loads a rejected program again; returns the error and the complete log.
 fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
     let mut size = LOG_SIZE;
-    // The loop ends, since the size of the buffer doubles at most ten times.
+    // The loop terminates, since the buffer size can double at most ten times.
     loop {
         let (loaded, log) = call::load(raw, BPF_LOG_ALL, size)?;
         match loaded {
@@ -287,7 +289,7 @@ fn encode(instructions: &[bpf_insn]) -> Vec<u64> {
     instructions.iter().map(word).collect()
 }
 
-/// The verifier's statistics of a successful load: `print_verification_stats` in kernel/bpf/verifier.c.
+/// The verifier's statistics for a successful load; see `print_verification_stats` in kernel/bpf/verifier.c.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct VerifierStats {
     instructions: u64,
@@ -307,8 +309,9 @@ impl VerifierStats {
     }
 }
 
-/// Parses the maximum stack depth: `max N` since Linux 7.3; before, the stack sizes of the program and its
-/// functions joined by `+`, of which it adds the first and the largest of the others.
+/// Parses the maximum stack depth. Since Linux 7.3, this is given as `max N`. Older kernels list the stack
+/// sizes of the program and its functions, joined by `+`; the result is then the first plus the largest of
+/// the others.
 fn parse_stack_depth(depth: &str) -> Option<u64> {
     let mut words = depth.split_whitespace();
     let first = words.next()?;

@@ -1,5 +1,5 @@
-//! Waits for conditions, so that no test needs to sleep. Time limits are given for fast machines, and
-//! extended on slow ones by [`LoadScale`].
+//! Waits for conditions, so that no test needs to sleep. Time limits are written for fast machines;
+//! [`LoadScale`] extends them on slow ones.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -10,11 +10,11 @@ use crate::{
     load_scale::LoadScale,
 };
 
-/// The shortest and the longest interval between two checks.
+/// The shortest and longest intervals between two checks.
 const INTERVALS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
 
-/// Returns the pause before the next check. It grows with the time waited so far, since each check slows
-/// down the observed process.
+/// Returns the pause before the next check. It grows with the time waited so far, since each check slows down
+/// the process being observed.
 fn next_interval(waited: Duration) -> Duration {
     let [shortest, longest] = INTERVALS;
     (waited / 8).clamp(shortest, longest)
@@ -25,18 +25,17 @@ pub fn until(time_limit: Duration, mut condition: impl FnMut() -> bool) -> Resul
     until_some(time_limit, || condition().then_some(()))
 }
 
-/// Waits until `condition` holds, with checks at the shortest interval, for conditions that hold only
-/// briefly.
+/// Waits until `condition` holds, checking at the shortest interval, for conditions that hold only briefly.
 pub fn until_briefly(time_limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     poll(time_limit, |_| INTERVALS[0], || condition().then_some(()))
 }
 
-/// Waits until `check` returns a value; returns the value.
+/// Waits until `check` returns a value, and returns that value.
 pub fn until_some<T>(time_limit: Duration, check: impl FnMut() -> Option<T>) -> Result<T> {
     poll(time_limit, next_interval, check)
 }
 
-/// Waits until a process is ready; fails if the process ends before that.
+/// Waits until a process is ready; fails if the process exits first.
 pub(crate) fn until_ready<T: Debug>(
     time_limit: Duration,
     mut ended: impl FnMut() -> Result<Option<T>>,

@@ -13,7 +13,7 @@ pub struct NodeObject {
 }
 
 impl NodeObject {
-    /// Creates a Node with addresses of type InternalIP, without labels.
+    /// Creates a Node with the given InternalIP addresses and no labels.
     #[must_use]
     pub fn new(name: &str, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
@@ -23,7 +23,7 @@ impl NodeObject {
         }
     }
 
-    /// Adds the label of edge nodes, which the product selects by default.
+    /// Adds the label that marks edge nodes by default.
     #[must_use]
     pub const fn edge(mut self) -> Self {
         self.labels = "openyurt.io/is-edge-worker: \"true\"";

@@ -1,4 +1,4 @@
-//! The manifest of a Service with its EndpointSlices.
+//! The manifest of a Service and its EndpointSlices.
 
 use std::{
     fmt::{self, Display},
@@ -7,7 +7,7 @@ use std::{
 
 use super::{Protocol, comma_separated};
 
-/// A port of a Service, with its target port.
+/// A port of a Service, and its target port.
 #[derive(Clone, Copy, Debug)]
 struct ServicePort {
     protocol: Protocol,
@@ -26,11 +26,11 @@ impl ServicePort {
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
-    /// True if the endpoint is terminating, false if it is ready. It is serving in both cases.
+    /// True if the endpoint is terminating, false if it is ready. It is serving either way.
     is_terminating: bool,
-    /// The node of the endpoint; omitted if empty.
+    /// The name of the endpoint's node; omitted if empty.
     node: &'static str,
-    /// The zone of the endpoint; omitted if empty.
+    /// The endpoint's zone; omitted if empty.
     zone: &'static str,
 }
 
@@ -43,16 +43,16 @@ pub struct Service {
     ports: Vec<ServicePort>,
     endpoints: Vec<Endpoint>,
     annotations: Vec<(String, String)>,
-    /// Further lines of YAML: those of the spec are indented.
+    /// Additional lines of YAML. Those that belong to the spec are indented.
     lines: Vec<String>,
-    /// The node of endpoints that are added from now on.
+    /// The node for endpoints added from now on.
     node: &'static str,
-    /// The zone of endpoints that are added from now on.
+    /// The zone for endpoints added from now on.
     zone: &'static str,
 }
 
 impl Service {
-    /// Creates a Service with these ClusterIPs, without ports or endpoints yet.
+    /// Creates a Service with these ClusterIPs, and without any ports or endpoints yet.
     #[must_use]
     pub fn new(name: &str, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Service {
         Self::new(name, [frontend.ip()]).port(protocol, frontend.port(), frontend.port())
     }
 
-    /// Adds a port with a target port.
+    /// Adds a port and its target port.
     #[must_use]
     pub fn port(mut self, protocol: Protocol, port: u16, target: u16) -> Self {
         self.ports.push(ServicePort {
@@ -98,7 +98,7 @@ impl Service {
         self
     }
 
-    /// Sets the node port of the port that was added last.
+    /// Sets the node port of the most recently added port.
     #[must_use]
     pub fn node_port(mut self, number: u16) -> Self {
         if let Some(port) = self.ports.last_mut() {
@@ -107,7 +107,7 @@ impl Service {
         self
     }
 
-    /// Adds a line to the spec, as YAML.
+    /// Adds a line of YAML to the spec.
     #[must_use]
     pub fn spec(mut self, line: &str) -> Self {
         self.lines.push(format!("  {line}\n"));
@@ -122,14 +122,14 @@ impl Service {
         self
     }
 
-    /// Sets the node of endpoints that are added from now on.
+    /// Sets the node for endpoints added from now on.
     #[must_use]
     pub const fn on_node(mut self, node: &'static str) -> Self {
         self.node = node;
         self
     }
 
-    /// Sets the zone of endpoints that are added from now on.
+    /// Sets the zone for endpoints added from now on.
     #[must_use]
     pub const fn in_zone(mut self, zone: &'static str) -> Self {
         self.zone = zone;
@@ -146,7 +146,7 @@ impl Service {
         addresses.into_iter().fold(self, Self::backend)
     }
 
-    /// Adds an endpoint that is terminating and still serving.
+    /// Adds an endpoint that is terminating but still serving.
     #[must_use]
     pub fn terminating(self, address: IpAddr) -> Self {
         self.endpoint(address, true)
@@ -162,7 +162,7 @@ impl Service {
         self
     }
 
-    /// Returns the name of the file for the Service and its EndpointSlices.
+    /// Returns the name of the file that contains the Service and its EndpointSlices.
     #[must_use]
     pub fn file(&self) -> String {
         format!("{}.yaml", self.name)
@@ -212,7 +212,7 @@ impl Service {
                 node_port.unwrap_or_default()
             ));
         }
-        // The text ends within the spec, so lines of the spec come before those of other sections.
+        // The text so far ends within the spec, so lines for the spec come before those for other sections.
         let (spec, rest): (Vec<_>, Vec<_>) =
             self.lines.iter().partition(|line| line.starts_with(' '));
         spec.into_iter()

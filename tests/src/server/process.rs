@@ -26,32 +26,32 @@ use crate::{
     pki::PemFiles,
 };
 
-/// The size of the receive buffer, enough for bursts of datagrams.
+/// The size of the receive buffer, large enough for bursts of datagrams.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// The options of a server process.
 #[derive(Args, Clone, Debug)]
 pub struct ProcessOptions {
-    /// The name that the server sends in responses.
+    /// The name that the server sends in its responses.
     #[arg(long)]
     pub name: String,
-    /// The Unix socket that publishes the record.
+    /// The Unix socket on which the record is published.
     #[arg(long)]
     pub record: PathBuf,
-    /// The certificate for ports of kind kubelet.
+    /// A PEM file with the certificate for kubelet listeners.
     #[arg(long, requires = "key")]
     pub cert: Option<PathBuf>,
-    /// The private key of the certificate.
+    /// A PEM file with the certificate's private key.
     #[arg(long, requires = "cert")]
     pub key: Option<PathBuf>,
-    /// KIND:PORT or KIND:FIRST-LAST, optionally followed by =SERVICE,…; KIND is http, echo, udp, sink or
-    /// kubelet.
+    /// A listener: KIND:PORT or KIND:FIRST-LAST, optionally followed by =SERVICE,…; KIND is http, echo, udp,
+    /// sink or kubelet.
     #[arg(required = true)]
     pub listeners: Vec<Listener>,
 }
 
-/// Serves until the process is killed. Once all ports listen, it creates the Unix socket `record`, and
-/// sends the current record to each client of it.
+/// Serves until the process is killed. Once all ports are listening, creates the Unix socket `record`, and
+/// sends the current record to each client that connects to it.
 pub fn run_server(options: ProcessOptions) -> Result<()> {
     let ProcessOptions {
         name,
@@ -201,7 +201,7 @@ async fn serve_udp(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Re
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
-            // An ICMP error that answers an earlier response.
+            // This ICMP error was caused by an earlier response.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error),
         };

@@ -1,4 +1,4 @@
-//! The clients of the flood and echo server.
+//! The clients for the flood and echo server.
 
 use std::{
     io,
@@ -28,20 +28,21 @@ use crate::{
     load::{Latency, nanoseconds},
 };
 
-/// The time limit of a connect or an echo.
+/// The time limit for opening a stream, and for an echo.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The time that streams run before they are measured.
+/// The time for which streams run before they are measured.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
 const ECHO_LENGTH: usize = 64;
 
-/// The address and protocol of a server.
+/// A server's address and protocol.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The address to dial.
     pub to: SocketAddr,
-    /// For TLS: the client config, and the address that the server's certificate must be valid for.
+    /// The TLS client config and the address that the server's certificate must be valid for; `None` for
+    /// plain TCP.
     pub tls: Option<(Arc<ClientConfig>, IpAddr)>,
 }
 
@@ -68,7 +69,7 @@ async fn open(target: &Target, mode: u8) -> io::Result<Pin<Box<dyn Stream>>> {
     Ok(stream)
 }
 
-/// Reads some bytes; the end of the stream is an error.
+/// Reads some bytes, and treats the end of the stream as an error.
 async fn read_some(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> io::Result<u64> {
     match stream.read(buffer).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -84,7 +85,7 @@ fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// Measures the throughput of several connections at once.
+/// Measures the combined throughput of several connections.
 pub fn flood(target: &Target, connections: u32, duration: Duration) -> Result<FloodReport> {
     run(async {
         let received = Arc::new(AtomicU64::new(0));
@@ -122,7 +123,7 @@ pub fn flood(target: &Target, connections: u32, duration: Duration) -> Result<Fl
     })
 }
 
-/// Sends 64 bytes and waits for their echo, repeatedly; returns the round-trip times.
+/// Repeatedly sends 64 bytes and waits for the echo; returns the round-trip times.
 pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
     run(async {
         let mut stream = time::timeout(TIMEOUT, open(target, ECHO)).await??;
@@ -137,14 +138,14 @@ pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
             time::timeout(TIMEOUT, stream.read_exact(&mut received_echo)).await??;
             times.push(nanoseconds(start.elapsed()));
         }
-        // The first echoes include the opening of the stream.
+        // The first echoes include the cost of opening the stream.
         times.drain(..times.len().min(20));
         Ok(Latency::of(times))
     })
 }
 
-/// Opens connections in mode `STALL` without reading from them; calls `on_open` once all are open, and
-/// never returns after that.
+/// Opens connections in mode `STALL` and doesn't read from them; calls `on_open` once all are open, and never
+/// returns after that.
 pub fn stall(
     target: &Target,
     connections: u32,

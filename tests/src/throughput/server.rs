@@ -18,7 +18,7 @@ use crate::{
     server::{accept, listen},
 };
 
-/// Serves two ports until the process is killed; creates the Unix socket `ready` once both listen.
+/// Serves two ports until the process is killed. Creates the Unix socket `ready` once both are listening.
 pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -47,7 +47,7 @@ pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> R
     })
 }
 
-/// Disables Nagle's algorithm; returns a handle to the socket for its buffer sizes.
+/// Disables Nagle's algorithm, and returns a handle to the socket for setting its buffer sizes.
 fn prepare(stream: &TcpStream) -> io::Result<Socket> {
     stream.set_nodelay(true)?;
     Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))

@@ -1,4 +1,4 @@
-//! The two roles of a tunnel process: a gateway with an ingress, or an agent.
+//! The two roles of a tunnel process: a gateway with an ingress, and an agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,7 +44,8 @@ fn read_settings_and_start<T: DeserializeOwned>(
     Ok((settings, runtime))
 }
 
-/// Returns the settings that gateway and agent share. Sockets have no mark, since a mark needs privileges.
+/// Returns the settings that the gateway and the agent share. Sockets have no mark, since setting one
+/// requires privileges.
 const fn common_settings(limits: SessionLimits) -> CommonSettings {
     CommonSettings { limits, mark: None }
 }
@@ -68,7 +69,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let prefix = Prefix::new(Address::from_ip(address), length)
         .context("the steering prefix is not a valid range")?;
     let (_targets, targets) = watch::channel(Arc::new(to_model(&settings.targets)));
-    // The index of `lo`.
+    // The interface index of `lo`.
     let (_inside, inside) = watch::channel(Arc::new(BTreeSet::from([1])));
     let ingress = Ingress::bind(
         ingress::IngressSettings {
@@ -142,7 +143,8 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     .await
 }
 
-/// Runs `work` until SIGTERM and the drain after it; sends the current state to each client of a Unix socket.
+/// Runs `work` until SIGTERM and the subsequent drain. Meanwhile, sends the current state to each client of a
+/// Unix socket.
 async fn run_and_publish<T: Serialize>(
     record: &Path,
     current_state: impl Fn() -> Result<T>,

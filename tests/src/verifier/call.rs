@@ -1,4 +1,4 @@
-//! Loads programs by bpf(2) and returns the verifier's log, which aya discards after a successful load.
+//! Loads programs with bpf(2) and returns the verifier's log, which aya discards after a successful load.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 use std::{
@@ -19,17 +19,17 @@ const FUNC_INFO_SIZE: u32 = 8;
 pub(super) struct Program<'a> {
     /// `BPF_PROG_TYPE_…`.
     pub(super) kind: u32,
-    /// The expected attach type; 0 if the program type has only one.
+    /// The expected attach type, or 0 if the program type has only one.
     pub(super) hook: u32,
     /// The encoded instructions.
     pub(super) instructions: &'a [u64],
-    /// The BTF with the types of its functions.
+    /// The BTF with the types of the program's functions.
     pub(super) btf: BorrowedFd<'a>,
-    /// `struct bpf_func_info` of each function.
+    /// A `struct bpf_func_info` for each function.
     pub(super) functions: &'a [u8],
 }
 
-/// `union bpf_attr` of `BPF_PROG_LOAD`.
+/// The `union bpf_attr` for `BPF_PROG_LOAD`.
 #[repr(C)]
 #[derive(Default)]
 struct Attr {
@@ -49,11 +49,11 @@ struct Attr {
     record: u32,
     functions: u64,
     functions_count: u32,
-    /// Zero, so the kernel ignores the rest.
+    /// Zero, so that the kernel ignores these fields.
     rest: [u32; 9],
 }
 
-/// Loads a program with a verifier log; returns the result, and the first `log_size` bytes of the log.
+/// Loads a program and requests a verifier log; returns the result and the first `log_size` bytes of the log.
 pub(super) fn load(
     program: &Program<'_>,
     level: u32,
@@ -77,7 +77,7 @@ pub(super) fn load(
         functions_count: size(program.functions.len())? / FUNC_INFO_SIZE,
         ..Attr::default()
     };
-    // SAFETY: the attribute has the lengths of the instructions, records and log; the licence is a C
+    // SAFETY: the attribute holds the actual lengths of the instructions, records and log; the licence is a C
     // string; and all of them outlive the call.
     let loaded = unsafe { call(BPF_PROG_LOAD, &attr) };
     let written = log.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -86,12 +86,12 @@ pub(super) fn load(
 
 /// Opens a BTF object by its ID.
 pub(super) fn open_btf(number: u32) -> io::Result<OwnedFd> {
-    // In `union bpf_attr`, the ID has the same offset as the program type of a load.
+    // In `union bpf_attr`, the ID has the same offset as the program type for `BPF_PROG_LOAD`.
     let attr = Attr {
         kind: number,
         ..Attr::default()
     };
-    // SAFETY: the command has no pointers.
+    // SAFETY: this command takes no pointers.
     unsafe { call(BPF_BTF_GET_FD_BY_ID, &attr) }
 }
 
@@ -108,6 +108,6 @@ unsafe fn call(command: i64, attr: &Attr) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     let fd = RawFd::try_from(result).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,5 +1,5 @@
-//! Measures the delay from a change at the API server until connects on a node use it, for Culvert and for
-//! kube-proxy in nftables mode. Two hosts watch the same API server, one for each proxy.
+//! Measures how long it takes until connections on a node reflect a change at the API server, for Culvert and
+//! for kube-proxy in nftables mode. Two hosts, one for each proxy, watch the same API server.
 
 use std::{
     fs,
@@ -34,58 +34,59 @@ use tunnel_tests::{
 
 use crate::report::{CommonOptions, Verdict, median, ratio, run_rounds, thousandths};
 
-/// The first ClusterIP of the Services, and the port of each.
+/// The first Service's ClusterIP, and the port of every Service.
 const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
 const PORT: u16 = 80;
 /// The Service whose endpoint changes, and its two endpoints.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 8, 8)), PORT);
 const PROBE_ENDPOINTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 129, 0, 1), Ipv4Addr::new(10, 129, 0, 2)];
-/// The first address of the endpoints. All of their addresses are local to both hosts.
+/// The first endpoint's address. All endpoint addresses are local to both hosts.
 const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 130, 0, 0));
 const ENDPOINT_RANGE: &str = "10.128.0.0/9";
 const TARGET_PORT: u16 = 8080;
 const ENDPOINTS_PER_SERVICE: u32 = 5;
 
-/// The number of Services, evenly spaced, that must respond before a start counts as complete.
+/// The number of evenly spaced Services that must respond before a start counts as complete.
 const SAMPLED_SERVICES: u32 = 200;
-/// The number of concurrent connections to the API server that create the objects.
+/// The number of concurrent connections to the API server over which the objects are created.
 const API_CONNECTIONS: u32 = 8;
 
-/// The timeout of one connect. A translated connect stays on the host; an untranslated one may fail only
-/// after a retransmission, one second later.
+/// The timeout for one connect(). A translated connection stays on the host; an untranslated one may fail
+/// only after a retransmission, one second later.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(20);
-/// The timeout of one response, and the time limit of repeated connects.
+/// The timeout for one response, and the time limit for repeated connection attempts.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 const WAIT_LIMIT: Duration = Duration::from_secs(180);
-/// The pause between two changes, so that the work of one does not overlap with the next.
+/// The pause between two changes, so that the work for one doesn't overlap with the next.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Targets: start time and memory in thousandths of kube-proxy's values, and the times of changes.
+/// The targets: start time and memory, in thousandths of kube-proxy's, and the p50 and p99 of the time for a
+/// change.
 const START_TARGET: u64 = 250;
 const MEMORY_TARGET: u64 = 500;
 const CHANGE_P50_TARGET: Duration = Duration::from_millis(5);
 const CHANGE_P99_TARGET: Duration = Duration::from_millis(50);
 
-/// The options of the benchmark.
+/// The benchmark's options.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
-    /// The directory of programs that `cargo xtask e2e` prepares.
+    /// The directory with the programs that `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,
-    /// The number of Services, of five endpoints each.
+    /// The number of Services, with five endpoints each.
     #[arg(long, default_value_t = 5000)]
     services: u32,
     /// The number of cold starts of each proxy.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// The number of endpoint changes; kube-proxy gets a tenth of them.
+    /// The number of endpoint changes; kube-proxy gets a tenth as many.
     #[arg(long, default_value_t = 200)]
     changes: u32,
 }
 
-/// The measurements of one proxy.
+/// The measurements for one proxy.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Measurements {
     name: &'static str,
@@ -207,13 +208,13 @@ fn kube_proxy(cluster: &MinimalCluster, options: &Options) -> Result<Proxy> {
     })
 }
 
-/// Creates a host that answers connections to any endpoint.
+/// Creates a host that responds to connections to any endpoint.
 fn host(cluster: &MinimalCluster, number: usize) -> Result<Host> {
     let host = cluster.host(number)?;
     host.sandbox
         .ip(&format!("route add local {ENDPOINT_RANGE} dev lo"))?;
     let listener = host.sandbox.listen((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
-    // The thread ends with the process.
+    // The thread runs until the process exits.
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             drop(send_local_address(stream));
@@ -252,7 +253,7 @@ fn create_objects(cluster: &MinimalCluster, proxies: &[Proxy], services: u32) ->
     tunnel_cluster::run_concurrently(0..API_CONNECTIONS, create).map(drop)
 }
 
-/// Waits until a sample of the Services and the probe Service respond.
+/// Waits until a sample of the Services responds, and the probe Service too.
 fn wait_for_all(sandbox: &Sandbox, services: u32) -> Result<()> {
     let step = usize::try_from((services / SAMPLED_SERVICES).max(1))?;
     let numbers = (0..services).step_by(step);
@@ -263,7 +264,7 @@ fn wait_for_all(sandbox: &Sandbox, services: u32) -> Result<()> {
     wait_for_address(sandbox, PROBE, |_| true)
 }
 
-/// Changes the probe's endpoint repeatedly, then measures the memory.
+/// Changes the probe's endpoint repeatedly, then measures the proxy's memory.
 fn measure(
     cluster: &MinimalCluster,
     proxy: &Proxy,
@@ -326,7 +327,7 @@ fn endpoint(address: IpAddr) -> serde_json::Value {
     json!({"addresses": [address], "conditions": {"ready": true}})
 }
 
-/// Creates a Service and its slice.
+/// Creates a Service and its EndpointSlice.
 fn create_service(
     api: &mut ApiClient,
     name: &str,

@@ -1,10 +1,11 @@
-//! Measures the cost of a connect through Culvert, with different numbers of Services, compared with a direct
-//! connect.
+//! Measures the cost of connecting through Culvert, with different numbers of Services, compared with
+//! connecting directly.
 //!
 //! All variants use the same client pod and the same backend, so their packets take the same path. They
-//! differ only in the client's cgroup, and therefore in the programs that run on a connect. Each variant
-//! with rules like kube-proxy's has its own pod, with an equivalent path. Each round measures every
-//! variant once, in a shuffled order, and compares it with the direct connects of the same round.
+//! differ only in the client's cgroup, and therefore in the programs that run on connect(). The exceptions
+//! are the variants with rules like kube-proxy's: each has its own pod, with an equivalent path. Each round
+//! measures every variant once, in shuffled order, and compares it with the direct connections in the same
+//! round.
 
 use std::net::SocketAddr;
 
@@ -40,37 +41,37 @@ const TARGET_PORT: u16 = 9000;
 /// The CPUs to which the client and the server are pinned.
 const CPUS: [u32; 2] = [0, 1];
 
-/// The name of the second variant with direct connects. Its difference from the first is noise.
+/// The name of the second variant with direct connections. Any difference from the first one is noise.
 const CONTROL: &str = "direct-again";
 
-/// The number of Services that the client connects to, evenly spaced. It is the same in all variants, so
-/// that they differ only in the number of Services that exist.
+/// The number of evenly spaced Services that the client connects to. It is the same in all variants, so that
+/// they differ only in how many Services exist.
 const USED_SERVICES: u32 = 100;
 
-/// The suffix of the name of the variant that connects to every Service.
+/// The suffix in the name of the variant that connects to every Service.
 const COLD_SUFFIX: &str = " in turn";
 
-/// The number of variants with direct connects. They come first in the list.
+/// The number of variants with direct connections, which come first in the list.
 const DIRECT_VARIANTS: usize = 2;
 
 /// The first of the instances' admin ports. Each instance takes two ports: admin and healthz.
 const FIRST_ADMIN_PORT: u16 = 10_300;
 
-/// The options of the benchmark.
+/// The benchmark's options.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
-    /// The number of measurements of each variant.
+    /// The number of times each variant is measured.
     #[arg(long, default_value_t = 31)]
     rounds: u32,
-    /// The numbers of Services to measure with; an empty list measures only direct connects.
+    /// The numbers of Services to measure with; an empty list measures only direct connections.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
     services: Vec<u32>,
-    /// The numbers of Services to measure with nftables rules like kube-proxy's; an empty list skips them.
+    /// The numbers of Services to measure nftables rules like kube-proxy's with; an empty list skips them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     nft: Vec<u32>,
-    /// The numbers of Services to measure with iptables rules like kube-proxy's; an empty list skips them.
+    /// The numbers of Services to measure iptables rules like kube-proxy's with; an empty list skips them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000")]
     iptables: Vec<u32>,
     /// The duration of one measurement, in milliseconds.
@@ -85,11 +86,11 @@ struct Variant {
     first: SocketAddr,
     count: u32,
     apart: u32,
-    /// The measured instance, which is kept running; none if no target applies to the variant.
+    /// The instance being measured, which is kept running; `None` if no targets apply to the variant.
     instance: Option<Instance>,
 }
 
-/// The medians of a variant.
+/// A variant's medians.
 #[derive(Clone, Debug, Serialize)]
 struct Medians {
     variant: String,
@@ -97,13 +98,13 @@ struct Medians {
     #[serde(skip)]
     has_targets: bool,
     connects_per_second: u64,
-    /// The rate in thousandths of the direct rate: the median of the ratios of all rounds.
+    /// The connection rate, in thousandths of the direct rate: the median of the ratios from all rounds.
     rate_to_direct: u64,
     p50_ns: u64,
     p99_ns: u64,
-    /// The difference to the p50 of direct connects: the median of the differences of all rounds.
+    /// The difference from the p50 of direct connections: the median of the differences from all rounds.
     p50_over_direct_ns: i64,
-    /// The number of times that the server went to sleep, per thousand connects.
+    /// The number of times the server went to sleep, per thousand connections.
     woken: u64,
     failures: u64,
 }
@@ -114,7 +115,7 @@ struct Measurements {
     lines: Vec<Medians>,
 }
 
-/// Runs the benchmark and prints the results. A failed connect is an error; with `check`, so is a missed
+/// Runs the benchmark and prints the results. A failed connection is an error; with `check`, so is a missed
 /// target.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let network = NodeNetwork::new()?;
@@ -161,7 +162,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     judged
 }
 
-/// Returns a command prefix that gives a process real-time priority; empty if the system doesn't permit it.
+/// Returns a command prefix that gives a process real-time priority, or an empty one if the system doesn't
+/// permit that.
 fn real_time_prefix(sandbox: &Sandbox) -> Vec<String> {
     let command_line = ["chrt", "--fifo", "50"];
     match sandbox.run(&[&command_line[..], &["true"]].concat()) {
@@ -241,7 +243,7 @@ fn through_culvert(
 }
 
 /// Creates a variant that connects to every Service of the largest instance in turn, so that the map entries
-/// for the next connect are not in a CPU cache. No target applies to it.
+/// for the next connection are not in any CPU cache. No targets apply to it.
 fn cold_variant(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     let largest = services
         .iter()
@@ -262,7 +264,7 @@ fn cold_variant(variants: &[Variant], services: &[u32]) -> Option<Variant> {
 /// The result of one measurement.
 struct Sample {
     report: Report,
-    /// The number of times that the server went to sleep during the measurement.
+    /// The number of times the server went to sleep during the measurement.
     sleeps: u64,
 }
 
@@ -287,7 +289,7 @@ fn measure(variant: &Variant, millis: u64, prefix: &[String], server: &Server) -
     })
 }
 
-/// Computes the medians of the variant with index `at`.
+/// Computes the medians for the variant at index `at`.
 fn medians(name: &str, has_targets: bool, at: usize, rounds: &[Vec<Sample>]) -> Medians {
     let own = || rounds.iter().map(|samples| &samples[at].report);
     let with_direct = || {
@@ -415,7 +417,7 @@ mod tests {
         };
 
         assert_eq!(met(&lines), [true, false, true, true, false, false]);
-        // In the second variant, the server did not sleep often enough.
+        // In the second variant, the server didn't go to sleep often enough.
         lines[1].woken = 940;
         assert!(!met(&lines)[0]);
     }

@@ -1,9 +1,9 @@
-//! Generates rules like kube-proxy's for comparison: the input of `nft -f` and `iptables-restore` for a
-//! number of ClusterIP Services that share their endpoints, and for the replacement of an endpoint.
+//! Generates rules like kube-proxy's for comparison: the input to `nft -f` and `iptables-restore` for a
+//! number of ClusterIP Services that share their endpoints, and for replacing an endpoint.
 //!
-//! Chains, maps and rules are those of kube-proxy 1.36 (`pkg/proxy/{nftables,iptables}/proxier.go`) for
-//! Services without node ports, policies and affinity. Chain names have kube-proxy's length, with a
-//! number instead of a hash.
+//! The chains, maps and rules are those that kube-proxy 1.36 (`pkg/proxy/{nftables,iptables}/proxier.go`)
+//! creates for Services without node ports, traffic policies or session affinity. Chain names are as long as
+//! kube-proxy's, but contain a number instead of a hash.
 
 use std::{
     fs,
@@ -21,13 +21,13 @@ use crate::services::FIRST_CLUSTER_IP;
 pub(crate) mod iptables;
 pub(crate) mod nft;
 
-/// The bit of the packet mark that requests masquerading (kube-proxy's `masqueradeBit` 14).
+/// The bit in the packet mark that requests masquerading (kube-proxy's `masqueradeBit` 14).
 const MASQUERADE_MARK: &str = "0x4000";
 
-/// The Services that the rules are for.
+/// The Services to generate rules for.
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceSet {
-    /// The number of Services, from [`FIRST_CLUSTER_IP`] on.
+    /// The number of Services. Their addresses start at [`FIRST_CLUSTER_IP`].
     pub(crate) services: u32,
     /// The port of each Service.
     pub(crate) port: u16,
@@ -46,7 +46,7 @@ impl ServiceSet {
     }
 }
 
-/// A program that loads rules from a file into the network namespace of a sandbox.
+/// A program that loads rules from a file into a sandbox's network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Loader {
     pid: u32,
@@ -54,7 +54,7 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Creates a loader for a sandbox; the path of a file with rules is appended to its command line.
+    /// Creates a loader for a sandbox. The path of the rules file is appended to `command_line`.
     pub(crate) fn new(sandbox: &Sandbox, command_line: &[&'static str]) -> Self {
         Self {
             pid: sandbox.pid(),
@@ -62,7 +62,7 @@ impl Loader {
         }
     }
 
-    /// Writes rules to a file and loads it; returns how long the program ran.
+    /// Writes rules to a file and loads that file; returns how long the program ran.
     pub(crate) fn load(&self, directory: &Path, name: &str, rules: &str) -> Result<Duration> {
         let (file, program) = (directory.join(name), self.command_line.join(" "));
         fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;

@@ -1,4 +1,4 @@
-//! `culvert-bench`: measures the product, and checks its targets.
+//! `culvert-bench`: measures Culvert and checks whether it meets its targets.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -29,15 +29,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// The cost of a connect: direct, and with several numbers of Services.
+    /// Measure the cost of a connection, both direct and with different numbers of Services.
     Connect(connect::Options),
-    /// The time from a file to the kernel, compared with nftables rules; the memory of the daemon.
+    /// Measure the time from a file to the kernel, compared with nftables rules, and the daemon's memory.
     Program(program::Options),
-    /// The time from the API server to the kernel, compared with kube-proxy.
+    /// Measure the time from the API server to the kernel, compared with kube-proxy.
     Api(api::Options),
-    /// The cost of a stream through the tunnel, compared with plain TCP and bare TLS.
+    /// Measure the cost of a stream through the tunnel, compared with plain TCP and bare TLS.
     Tunnel(tunnel::Options),
-    /// Charts of the last run of each benchmark.
+    /// Draw charts of each benchmark's last run.
     Plot(plot::Options),
 }
 

@@ -1,4 +1,4 @@
-//! Bar charts (SVG) of the last run of each benchmark, for `docs/benchmarks.md`.
+//! SVG bar charts of each benchmark's last run, for `docs/benchmarks.md`.
 
 use std::{
     fmt::Write as _,
@@ -11,32 +11,32 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde_json::Value;
 
-/// The options of the charts.
+/// The options for drawing charts.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The directory with the last run of each benchmark, `<bench>.json`.
+    /// The directory with each benchmark's last run, named `<bench>.json`.
     #[arg(long, value_name = "DIRECTORY")]
     runs: PathBuf,
-    /// The directory for the charts, `bench-<bench>.svg`.
+    /// The directory to write the charts to, as `bench-<bench>.svg`.
     #[arg(long, value_name = "DIRECTORY")]
     to: PathBuf,
 }
 
-/// One bar chart: a bar for each row of a run.
+/// A bar chart, with one bar for each row of a run.
 struct Chart {
     title: &'static str,
     /// The JSON pointer to the array of rows.
     rows: &'static str,
-    /// The fields whose values, joined by commas, are the label of a row.
+    /// The fields whose values, joined by commas, make up a row's label.
     label: &'static [&'static str],
-    /// The field with the value.
+    /// The field that holds the value.
     value: &'static str,
     unit: &'static str,
-    /// The number by which values are divided.
+    /// The number that values are divided by.
     divisor: u32,
 }
 
-/// The charts of each benchmark.
+/// The charts for each benchmark.
 const CHARTS: [(&str, &[Chart]); 4] = [
     (
         "connect",
@@ -122,7 +122,7 @@ const CHARTS: [(&str, &[Chart]); 4] = [
     ),
 ];
 
-/// Draws the charts of every benchmark with a saved run.
+/// Draws the charts for every benchmark that has a saved run.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut drawn = 0;
     for (bench, charts) in CHARTS {
@@ -151,18 +151,18 @@ fn write(path: &Path, svg: &str) -> Result<()> {
     Ok(())
 }
 
-/// Substrings of the labels of rows with which Culvert is compared. Their bars are grey.
+/// Substrings in the labels of the rows that Culvert is compared with. The bars of these rows are grey.
 const COMPARISONS: [&str; 6] = ["bare", "direct", "iptables", "kube-proxy", "nft", "plain"];
 
-/// The width of a chart, of its labels, and of its longest bar, in pixels.
+/// The widths of a chart, of its labels and of its longest bar, in pixels.
 const WIDTH: f64 = 760.0;
 const LABELS: f64 = 190.0;
 const LONGEST: f64 = 450.0;
-/// The height of a title, and of a bar with the gap below it.
+/// The heights of a title, and of a bar including the gap below it.
 const TITLE: f64 = 34.0;
 const BAR: f64 = 24.0;
 
-/// Draws several charts, one below another.
+/// Draws several charts, one below the other.
 fn draw(charts: &[Chart], run: &Value) -> Result<String> {
     let (mut body, mut top) = (String::new(), 0.0);
     for chart in charts {
@@ -177,7 +177,7 @@ fn draw(charts: &[Chart], run: &Value) -> Result<String> {
         )?;
         top += TITLE;
         for (label, value) in &bars {
-            // A measured difference can be below zero; its bar then has the minimum length.
+            // A measured difference can be negative; its bar then has the minimum length.
             let length = (value.max(0.0) / longest.max(f64::MIN_POSITIVE) * LONGEST).max(1.0);
             let is_comparison = COMPARISONS.iter().any(|word| label.contains(word));
             let color = if is_comparison { "#9aa4b2" } else { "#3b7dd8" };
@@ -201,7 +201,7 @@ fn draw(charts: &[Chart], run: &Value) -> Result<String> {
 }
 
 impl Chart {
-    /// Returns the label and value of each row of a run that has the value.
+    /// Returns the label and value of each row of a run.
     fn bars(&self, run: &Value) -> Result<Vec<(String, f64)>> {
         let rows = run.pointer(self.rows).and_then(Value::as_array);
         let rows = rows.with_context(|| format!("no rows at {}", self.rows))?;

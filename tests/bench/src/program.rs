@@ -1,6 +1,6 @@
-//! Measures the delay from a change of a manifest until connects use it, as observed by `connect` and not as
-//! reported by the daemon. For comparison, it measures the time that `nft -f` takes to load rules like
-//! kube-proxy's, without kube-proxy's own work before that.
+//! Measures how long it takes until connections reflect a change to a manifest, as observed by connect()
+//! rather than as reported by the daemon. For comparison, it measures how long `nft -f` takes to load rules
+//! like kube-proxy's, not counting the work that kube-proxy itself does before that.
 
 use std::time::Duration;
 
@@ -24,20 +24,20 @@ mod large_case;
 mod probe;
 mod small_case;
 
-/// Targets for the small case: the times of a start and of a change, and bytes of memory.
+/// The targets for the small case: the times for a start and for a change, and memory in bytes.
 const START_TARGET: Duration = Duration::from_millis(500);
 const CHANGE_TARGET: Duration = Duration::from_millis(50);
 const IDLE_MEMORY_TARGET: u64 = 30_000_000;
 const MAP_MEMORY_TARGET: u64 = 16_000_000;
 
-/// Targets for the large case.
+/// The targets for the large case.
 const JSON_START_TARGET: Duration = Duration::from_secs(1);
 const YAML_START_TARGET: Duration = Duration::from_secs(3);
 const WRITE_TARGET: Duration = Duration::from_millis(300);
 const PEAK_MEMORY_TARGET: u64 = 300_000_000;
 const CPU_TIME_TARGET: Duration = Duration::from_millis(5);
 
-/// The options of the benchmark.
+/// The benchmark's options.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -51,18 +51,18 @@ pub(crate) struct Options {
     /// The number of endpoint changes.
     #[arg(long, default_value_t = 50)]
     changes: u32,
-    /// The number of Services in the large case, of four endpoints each.
+    /// The number of Services in the large case, with four endpoints each.
     #[arg(long, default_value_t = 30_000)]
     many: u32,
-    /// The number of rounds of the large case; 0 skips it.
+    /// The number of rounds in the large case; 0 skips it.
     #[arg(long, default_value_t = 5)]
     starts: u32,
-    /// The numbers of Services to load nftables rules like kube-proxy's for; an empty list skips them.
+    /// The numbers of Services to load nftables rules like kube-proxy's for; an empty list skips the rules.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     rules: Vec<u32>,
 }
 
-/// Statistics of measured times, in nanoseconds.
+/// Statistics on measured times, in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 struct TimeStats {
     what: String,
@@ -90,29 +90,29 @@ impl TimeStats {
     }
 }
 
-/// The medians of one variant of the large case.
+/// The medians for one variant of the large case.
 #[derive(Clone, Debug, Serialize)]
 struct Medians {
     #[serde(rename = "way")]
     variant: &'static str,
     services: u32,
     whole_ns: u64,
-    /// `whole_ns` in thousandths of the first line's: the median of the ratios of all rounds.
+    /// `whole_ns` in thousandths of the first line's value: the median of the ratios from all rounds.
     whole_to_first: u64,
-    /// The time from parsed objects to complete maps; 0 for rules.
+    /// The time from parsed objects to complete maps; 0 for nftables rules.
     write_ns: u64,
     change_ns: u64,
     change_to_first: u64,
-    /// The daemon's CPU time per change; 0 for rules.
+    /// The daemon's CPU time per change; 0 for nftables rules.
     work_ns: u64,
-    /// The daemon's peak resident memory; 0 for rules.
+    /// The daemon's peak resident memory; 0 for nftables rules.
     peak_bytes: u64,
 }
 
 #[derive(Serialize)]
 struct Measurements {
     times: Vec<TimeStats>,
-    /// The resident memory of an idle daemon, and the kernel memory of its maps.
+    /// An idle daemon's resident memory, and the kernel memory of its maps.
     resident_bytes: u64,
     maps_bytes: u64,
     lines: Vec<Medians>,
@@ -182,7 +182,8 @@ fn summarise(
     (measured, verdicts)
 }
 
-/// Returns the verdicts on a variant of the large case; empty for rules, which have no target.
+/// Returns the verdicts on a variant of the large case. There are none for nftables rules, which have no
+/// targets.
 fn large_case_verdicts(medians: &Medians) -> Vec<Verdict> {
     let total = match medians.variant {
         JSON => JSON_START_TARGET,
@@ -310,12 +311,12 @@ fn unless_zero(value: u64, text: fn(u64) -> String) -> String {
     }
 }
 
-/// Formats nanoseconds as milliseconds with one decimal.
+/// Formats nanoseconds as milliseconds with one decimal place.
 fn milliseconds(nanoseconds: u64) -> String {
     microseconds(nanoseconds / 1000).replace("µs", "ms")
 }
 
-/// Formats bytes as megabytes with one decimal.
+/// Formats bytes as megabytes with one decimal place.
 fn megabytes(bytes: u64) -> String {
     format!("{}.{} MB", bytes / 1_000_000, bytes % 1_000_000 / 100_000)
 }
@@ -347,7 +348,7 @@ mod tests {
 
     #[test]
     fn rules_are_compared_with_json_of_the_same_round_and_have_no_targets() {
-        // The second round was disturbed: the times of both variants are more than doubled.
+        // The second round was disturbed: the times of both variants more than doubled.
         let rounds = [
             vec![sample(900, 1), sample(1800, 50)],
             vec![sample(2000, 4), sample(4200, 200)],

@@ -1,4 +1,4 @@
-//! The options of every benchmark, and its report.
+//! The options and the report that all benchmarks have in common.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -7,16 +7,16 @@ use clap::Args;
 use serde::Serialize;
 use tunnel_tests::{environment, instance::InstanceSettings};
 
-/// The options of every benchmark.
+/// The options that all benchmarks have in common.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CommonOptions {
-    /// The program to measure; by default the one next to this program.
+    /// The program to measure; by default, the one next to this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also write the JSON into this file; `cargo xtask bench plot` draws it.
+    /// Also write the JSON to this file, from which `cargo xtask bench plot` draws charts.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Fail if a target is missed.
@@ -31,12 +31,12 @@ impl CommonOptions {
         given.map_or_else(environment::culvert, |path| Ok(path.canonicalize()?))
     }
 
-    /// Returns the settings of an instance that runs the program.
+    /// Returns the settings for an instance that runs the program to measure.
     pub(crate) fn settings(&self) -> Result<InstanceSettings> {
         Ok(InstanceSettings::for_program(self.program()?))
     }
 
-    /// Prints the measurements and the verdicts; with `check`, a missed target is an error.
+    /// Prints the measurements and the verdicts. With `check`, a missed target is an error.
     pub(crate) fn report(
         &self,
         measured: &impl Serialize,
@@ -68,10 +68,10 @@ struct Outcome<'a, T> {
     verdicts: &'a [Verdict],
 }
 
-/// A target, and its result.
+/// A target, and the result of checking it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Verdict {
-    /// The description of the target.
+    /// The target's description.
     pub(crate) target: String,
     /// The measured value, formatted with its unit.
     pub(crate) measured: String,
@@ -80,7 +80,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// Creates the verdict on a target.
+    /// Creates a verdict on a target.
     pub(crate) fn new(target: impl Into<String>, measured: impl Into<String>, met: bool) -> Self {
         Self {
             target: target.into(),
@@ -90,7 +90,7 @@ impl Verdict {
     }
 }
 
-/// Returns an error for missed targets if `check` is set.
+/// Returns an error if `check` is set and a target is missed.
 fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     let missed = verdicts.iter().filter(|verdict| !verdict.met).count();
     let (is_good, all) = (!check || missed == 0, verdicts.len());
@@ -98,7 +98,7 @@ fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the median; the lower middle of an even number of values; 0 if there are none.
+/// Returns the median: the lower of the two middle values if their number is even, and 0 if there are none.
 pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T>) -> T {
     let mut values: Vec<T> = values.into_iter().collect();
     values.sort_unstable();
@@ -106,7 +106,7 @@ pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T
     middle.copied().unwrap_or_default()
 }
 
-/// Measures each variant once a round, in a shuffled order; results are in the order of the variants.
+/// Measures each variant once per round, in shuffled order. The results are in the order of the variants.
 pub(crate) fn run_rounds<W, T>(
     count: u32,
     variants: &[W],
@@ -124,7 +124,7 @@ pub(crate) fn run_rounds<W, T>(
     (0..count).map(round).collect()
 }
 
-/// Returns the ratio of a value to another, in thousandths.
+/// Returns the ratio of one value to another, in thousandths.
 pub(crate) fn ratio(value: u64, to: u64) -> u64 {
     value.saturating_mul(1000) / to.max(1)
 }

@@ -10,10 +10,10 @@ use tunnel_tests::{
 /// The first ClusterIP of a benchmark's Services.
 pub(crate) const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
 
-/// The number of Services per file.
+/// The number of Services in each file.
 const SERVICES_PER_FILE: usize = 10_000;
 
-/// Builds files with many Services; `backends` returns the endpoints of a Service by its number.
+/// Builds files that contain many Services. `backends` returns a Service's endpoints, given its number.
 pub(crate) fn service_files<I: IntoIterator<Item = IpAddr>>(
     count: u32,
     protocol: Protocol,

@@ -1,9 +1,9 @@
-//! Measures the cost of streams through the tunnel, compared with plain TCP and one bare TLS stream over the
-//! same links.
+//! Measures the cost of streams through the tunnel, compared with plain TCP and a single bare TLS stream over
+//! the same links.
 //!
-//! All variants use the same client program, and the same server on the edge node. Plain TCP and TLS dial
-//! the address of the edge node's link; the tunnel variant dials an address of the edge's Node, and is
-//! steered. Each round measures every variant once, in a shuffled order.
+//! All variants use the same client program and the same server on the edge node. Plain TCP and TLS dial the
+//! edge node's link address; the tunnel variant dials an address in the edge node's Node object and is
+//! steered. Each round measures every variant once, in shuffled order.
 
 use std::time::Duration;
 
@@ -26,23 +26,23 @@ mod fixture;
 /// The numbers of concurrent streams whose throughput is measured.
 const STREAMS: [u32; 2] = [1, 10];
 
-/// The numbers of stalled readers during an echo measurement.
+/// The numbers of stalled readers alongside which echoes are measured.
 const STALLED: [u32; 2] = [1, 200];
 
-/// Targets in thousandths of one bare TLS stream: the minimum rate for any number of tunnel streams, and the
-/// maximum CPU time per byte.
+/// The targets, in thousandths of a single bare TLS stream: the minimum rate for any number of tunnel
+/// streams, and the maximum CPU time per byte.
 const MIN_RATE: u64 = 600;
 const MAX_CPU_TIME: u64 = 1500;
 
-/// The target for the p99 of an echo next to stalled readers.
+/// The target for the p99 of an echo alongside stalled readers.
 const ECHO_TARGET: Duration = Duration::from_millis(2);
 
-/// The options of the benchmark.
+/// The benchmark's options.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
-    /// The number of measurements of each variant.
+    /// The number of times each variant is measured.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// The duration of one measurement, in milliseconds.
@@ -50,7 +50,7 @@ pub(crate) struct Options {
     slot_millis: u64,
 }
 
-/// One path from the cloud to the edge.
+/// A path from the cloud to the edge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Variant {
     Plain,
@@ -70,26 +70,27 @@ impl Variant {
     }
 }
 
-/// The measurements of a variant in one round.
+/// A variant's measurements in one round.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
-    /// For each of [`STREAMS`], in millions of bytes a second.
+    /// The throughput for each of [`STREAMS`], in millions of bytes per second.
     megabytes: [u64; 2],
-    /// CPU time with one stream, in nanoseconds per million bytes.
+    /// The CPU time with one stream, in nanoseconds per million bytes.
     cpu: u64,
     p50_ns: u64,
     p99_ns: u64,
-    /// For each of [`STALLED`], the 99th percentile of the echoes.
+    /// The 99th percentile of the echoes, for each of [`STALLED`].
     stalled_p99_ns: [u64; 2],
 }
 
-/// The medians of a variant.
+/// A variant's medians.
 #[derive(Clone, Debug, Serialize)]
 struct Medians {
     variant: &'static str,
     megabytes_per_second_1: u64,
     megabytes_per_second_10: u64,
-    /// The CPU time of gateway and agent, or of client and server in variants without a tunnel.
+    /// The CPU time of the gateway and the agent or, in variants without a tunnel, of the client and the
+    /// server.
     cpu_ms_per_gigabyte: u64,
     echo_p50_ns: u64,
     echo_p99_ns: u64,
@@ -127,8 +128,8 @@ fn measure(fixture: &Fixture, variant: Variant, slot: Duration) -> Result<Sample
         *megabytes = flood.megabytes();
         if *streams == 1 {
             let processes = nanoseconds(cpu_time(&path)?.saturating_sub(before));
-            // The CPU time of these processes includes the warm-up, so only the measurement's share of it
-            // is used. A client reports its CPU time of the measurement alone.
+            // The CPU time of these processes includes the warm-up, so only the share that falls within the
+            // measurement is counted. A client reports only the CPU time that it used during the measurement.
             let total = slot + WARM_UP;
             let share = u128::from(processes) * slot.as_nanos() / total.as_nanos().max(1);
             let own = if path.adds_client_cpu_time {
@@ -175,7 +176,7 @@ fn medians(at: usize, rounds: &[Vec<Sample>]) -> Medians {
         variant: Variant::ALL[at].name(),
         megabytes_per_second_1: of(|it| it.megabytes[0]),
         megabytes_per_second_10: of(|it| it.megabytes[1]),
-        // Nanoseconds per million bytes equal microseconds per billion bytes.
+        // Nanoseconds per million bytes are the same as microseconds per billion bytes.
         cpu_ms_per_gigabyte: of(|it| it.cpu / 1000),
         echo_p50_ns: of(|it| it.p50_ns),
         echo_p99_ns: of(|it| it.p99_ns),
@@ -185,7 +186,7 @@ fn medians(at: usize, rounds: &[Vec<Sample>]) -> Medians {
 }
 
 fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
-    // Ratios are computed within a round, since a disturbance affects all values of a round.
+    // Ratios are computed within a round, since a disturbance affects all of the round's values.
     let [_, tls, ours] = [0, 1, 2];
     let to_tls = |pick: &dyn Fn(&Sample, &Sample) -> (u64, u64)| {
         median(rounds.iter().map(|samples| {
@@ -251,7 +252,7 @@ mod tests {
         };
         let rounds = [
             [sample(1000, 100, 0), sample(700, 140, 1)],
-            // A disturbed round: both variants are slower.
+            // In this disturbed round, both variants are slower.
             [sample(100, 900, 0), sample(65, 1300, 1)],
             [sample(1000, 100, 0), sample(500, 160, 3_000_000)],
         ];

@@ -1,5 +1,5 @@
-//! Variants in which nftables or iptables rules like kube-proxy's translate the connects of a pod. The rules
-//! hook into nat OUTPUT, as they do on a node for the node's own connects.
+//! Variants in which nftables or iptables rules like kube-proxy's translate a pod's connections. The rules
+//! hook into nat OUTPUT, as they do on a node for the node's own connections.
 
 use std::net::SocketAddr;
 
@@ -24,8 +24,8 @@ pub(super) enum Rules {
     Iptables,
 }
 
-/// Creates a client pod with rules for this many Services. It connects to evenly spaced Services, so with
-/// iptables their rules are in the middle of the chain on average.
+/// Creates a client pod with rules for the given number of Services. It connects to evenly spaced Services,
+/// so with iptables, their rules are on average in the middle of the chain.
 pub(super) fn through_rules(
     network: &NodeNetwork,
     kind: Rules,
@@ -34,7 +34,7 @@ pub(super) fn through_rules(
 ) -> Result<Variant> {
     let name = format!("{kind:?}-{services}").to_lowercase();
     let pod = network.pod(&name)?;
-    // Without a route, a connect would fail before its packet reaches nat OUTPUT.
+    // Without a route, a connection would fail before its first packet reached nat OUTPUT.
     pod.ip("route add 10.97.0.0/16 via 169.254.1.1 dev eth0\n")?;
     let service_set = ServiceSet {
         services,
@@ -63,7 +63,7 @@ pub(super) fn through_rules(
     })
 }
 
-/// Adds addresses to the backend; returns the endpoints that all Services share.
+/// Adds addresses to the backend and returns the endpoints that all Services share.
 pub(super) fn endpoints(network: &NodeNetwork, backend: &Pod) -> Result<Vec<SocketAddr>> {
     let (host, own) = (network.host(), backend.v4());
     let mut endpoints = vec![backend.addr_v4(TARGET_PORT)];

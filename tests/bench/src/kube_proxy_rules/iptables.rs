@@ -1,19 +1,19 @@
-//! kube-proxy's iptables mode: one chain that every new connection traverses up to the rule of its
-//! Service, and a chain for each Service port and endpoint.
+//! kube-proxy's iptables mode: one chain, which every new connection traverses until it reaches its Service's
+//! rule, and a chain for each Service port and each endpoint.
 
 use anyhow::{Result, bail};
 use tunnel_tests::sandbox::Sandbox;
 
 use super::{Loader, MASQUERADE_MARK, ServiceSet};
 
-/// The variants of iptables, each with the program that loads rules, in order of preference. New kernels lack
-/// `ip_tables`; the kernel traverses the rules of iptables-nft in the same order.
+/// The variants of iptables in order of preference, each with the program that loads its rules. New kernels
+/// lack `ip_tables`, but the kernel traverses iptables-nft's rules in the same order.
 const VARIANTS: [(&str, &str); 2] = [
     ("iptables-legacy", "iptables-legacy-restore"),
     ("iptables-nft", "iptables-nft-restore"),
 ];
 
-/// Finds a variant of iptables that works in a sandbox; returns its name and a loader.
+/// Finds a variant of iptables that works in a sandbox; returns its name and a loader for it.
 pub(crate) fn loader(sandbox: &Sandbox) -> Result<(&'static str, Loader)> {
     for (kind, restore) in VARIANTS {
         let list = [kind, "--table", "nat", "--list-rules"];
@@ -28,9 +28,9 @@ pub(crate) fn loader(sandbox: &Sandbox) -> Result<(&'static str, Loader)> {
     )
 }
 
-/// Builds the input of a full sync. kube-proxy writes its Services in the random order of a hash map,
-/// here they are sorted by address. If a client connects to evenly spaced Services, their rules are in
-/// the middle of the chain on average, too.
+/// Builds the input for a full sync. kube-proxy writes its Services in the random order of a hash map; here,
+/// they are sorted by address. If a client connects to evenly spaced Services, their rules are on average in
+/// the middle of the chain in both cases.
 pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
     let mut chains = String::from(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\
@@ -111,7 +111,7 @@ mod tests {
         let rules = text.lines();
         let services = rules.filter(|line| line.starts_with("-A KUBE-SERVICES"));
         let targets = services.filter_map(|line| line.rsplit(' ').next());
-        // Node ports come last, like in kube-proxy.
+        // Node ports come last, as in kube-proxy.
         let order = "KUBE-SVC-0000000000000000 KUBE-SVC-0000000000000001 KUBE-NODEPORTS";
         assert_eq!(targets.collect::<Vec<_>>().join(" "), order);
     }

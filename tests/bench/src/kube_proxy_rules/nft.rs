@@ -1,5 +1,5 @@
-//! kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, and a chain for each
-//! Service port and endpoint.
+//! kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, and a chain for each Service
+//! port and each endpoint.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ pub(crate) fn loader(sandbox: &Sandbox) -> Loader {
     Loader::new(sandbox, &["nft", "--file"])
 }
 
-/// Builds the input of a full sync.
+/// Builds the input for a full sync.
 pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
     let mut text = base_table();
     for number in 0..service_set.services {
@@ -30,9 +30,9 @@ pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
     text
 }
 
-/// Builds the transaction of a partial sync that replaces the endpoints of a Service: it rewrites all
-/// chains of that Service, flushes the chains of removed endpoints, and deletes those flushed
-/// before (`stale`).
+/// Builds the transaction for a partial sync that replaces a Service's endpoints: it rewrites all of the
+/// Service's chains, flushes the chains of removed endpoints, and deletes the chains that were flushed
+/// earlier (`stale`).
 pub(crate) fn partial_sync(
     number: u32,
     endpoints: &[SocketAddr],
@@ -59,7 +59,7 @@ pub(crate) fn partial_sync(
     text
 }
 
-/// Appends the rules of a Service and its endpoints; the chain of the Service must exist and be empty.
+/// Appends the rules for a Service and its endpoints. The Service's chain must exist and be empty.
 fn append_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
     let chain = service_chain(number);
     let (address, pods) = (ServiceSet::address(number), ServiceSet::pods());

@@ -1,6 +1,6 @@
-//! Endpoint changes while the daemon is busy: a client queries all Services and the metrics in a loop, or
-//! the daemon scans for listeners on the address of a Service. The query loop takes CPU time itself, so
-//! its baseline is the time of changes while the same loop queries another daemon.
+//! Endpoint changes while the daemon is busy, either because a client queries all Services and the metrics in
+//! a loop, or because the daemon scans for listeners on a Service's address. The query loop itself takes CPU
+//! time, so its baseline is the time that changes take while the same loop queries another daemon.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -20,24 +20,24 @@ use crate::{
     services::{FIRST_CLUSTER_IP, service_files},
 };
 
-/// The number of Services that `/services` shows.
+/// The number of Services that `/services` lists.
 const SERVICES: u32 = 10_000;
 
 const ENDPOINTS: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::new(10, 1, 0, 101))];
 
-/// The maximum p99, in thousandths of the baseline's p99.
+/// The maximum p99, in thousandths of the baseline's.
 const MAX_RATIO: u64 = 1200;
 
-/// The number of unmeasured changes after the address of a Service was added to the node: the daemon first
-/// handles the new address for all Services.
+/// The number of unmeasured changes after a Service's address has been added to the node. The daemon first
+/// has to handle the new address for all Services.
 const UNMEASURED_CHANGES: u32 = 10;
 
-/// Measures the times from the rename of a slice until a connect reaches its endpoint: while another
+/// Measures the time from renaming a slice's file until a connection reaches its endpoint: while another
 /// daemon is queried, while this one is queried, while it is idle, and while it scans for listeners.
 pub(super) fn measure(options: &Options) -> Result<[TimeStats; 4]> {
     let (node, other) = (start_node(options)?, start_node(options)?);
     let changes = |what: &str| -> Result<TimeStats> {
-        // Enough samples for a stable p99.
+        // This is enough samples for a stable p99.
         let changes = probe::measure_changes(&node, options.changes.saturating_mul(10))?;
         let delay: Vec<_> = changes.iter().map(|change| change.delay).collect();
         let what = format!("one endpoint of {SERVICES} services, {what}");
@@ -47,7 +47,7 @@ pub(super) fn measure(options: &Options) -> Result<[TimeStats; 4]> {
     let queried = || changes("while the daemon is queried for Services and metrics");
     let queried = while_queried(&node, queried)?;
     let alone = changes("alone")?;
-    // A process may listen on this address now, so the daemon scans for listeners.
+    // A process could now be listening on this address, so the daemon scans for listeners.
     node.host()
         .ip(&format!("addr add {}/32 dev lo", last_service()))?;
     probe::measure_changes(&node, UNMEASURED_CHANGES)?;
@@ -55,12 +55,12 @@ pub(super) fn measure(options: &Options) -> Result<[TimeStats; 4]> {
     Ok([other, queried, alone, scanning])
 }
 
-/// Returns the address of the last Service.
+/// Returns the last Service's address.
 fn last_service() -> IpAddr {
     nth_address(FIRST_CLUSTER_IP, SERVICES - 1)
 }
 
-/// Starts a node, and waits until all Services are programmed.
+/// Starts a node and waits until all Services are programmed.
 fn start_node(options: &Options) -> Result<Node> {
     let node = probe::create_node(settings(&options.common, SERVICES)?)?;
     for file in service_files(SERVICES, Protocol::UDP, [PORT; 2], |_| ENDPOINTS) {
@@ -72,7 +72,7 @@ fn start_node(options: &Options) -> Result<Node> {
     Ok(node)
 }
 
-/// Runs `act` while a thread queries `/services` and `/metrics` of a daemon in a loop.
+/// Runs `act` while a thread queries a daemon's `/services` and `/metrics` in a loop.
 fn while_queried<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let (stop, socket) = (StopSignal::default(), node.admin_socket());
     thread::scope(|scope| {
@@ -94,8 +94,9 @@ fn while_queried<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Returns the verdicts: on the median while the daemon is queried, on its p99 compared with that while
-/// another daemon is queried, and on the p99 during listener scans compared with that of an idle daemon.
+/// Returns three verdicts: on the median while the daemon is queried, on the p99 while it is queried compared
+/// with the p99 while another daemon is queried, and on the p99 during listener scans compared with an idle
+/// daemon's.
 pub(super) fn verdicts([other, queried, alone, scanning]: &[TimeStats; 4]) -> [Verdict; 3] {
     let compared = |times: &TimeStats, base: &TimeStats, name| {
         let ratio = ratio(times.p99_ns, base.p99_ns);

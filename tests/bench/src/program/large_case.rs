@@ -1,4 +1,4 @@
-//! The large case: starts of a daemon with many Services, in JSON or YAML, compared with loading nftables
+//! The large case: starting a daemon with many Services, in JSON or YAML, compared with loading nftables
 //! rules like kube-proxy's for fewer Services.
 
 use std::{
@@ -28,45 +28,45 @@ use crate::{
     services::{FIRST_CLUSTER_IP, service_files},
 };
 
-/// The first address of the endpoints. No two endpoints have the same address.
+/// The first endpoint's address. No two endpoints have the same address.
 const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 128, 0, 0));
 
 /// The number of endpoints per Service.
 pub(super) const ENDPOINTS_PER_SERVICE: u32 = 4;
 
-/// The number of Services that are probed, evenly spaced. Programs are attached after the last write, so even
-/// one translated Service proves that all are written.
+/// The number of evenly spaced Services that are probed. Programs are attached after the last write, so even
+/// one translated Service proves that all of them have been written.
 const PROBED_SERVICES: u32 = 200;
 
-/// The pause after a variant with rules: the kernel frees them in the background, which must not slow
+/// The pause after a variant with rules. The kernel frees the rules in the background, which must not slow
 /// down the next variant.
 const PAUSE_AFTER_RULES: Duration = Duration::from_secs(3);
 
-/// The factor by which rules are changed less often than files, since each change of rules takes long.
+/// The factor by which rules are changed fewer times than files, since each change to the rules takes long.
 const RULE_CHANGE_DIVISOR: u32 = 5;
 
-/// A variant of the large case: the form in which the Services are given.
+/// A variant of the large case: the format in which the Services are given.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Variant {
     Json,
     Yaml,
-    /// `nft -f`, with this many Services.
+    /// `nft -f`, with rules for this many Services.
     Rules(u32),
 }
 
-/// The measurements of a variant in one round.
+/// A variant's measurements in one round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
-    /// The time from the start until all Services are translated, or all rules loaded.
+    /// The time from the start until all Services are translated or all rules are loaded.
     pub(super) total: Duration,
-    /// The part of `total` from parsed objects to complete maps.
+    /// The part of `total` between parsed objects and complete maps.
     pub(super) write: Duration,
     /// The daemon's peak resident memory, in bytes.
     pub(super) peak: u64,
     pub(super) changes: Vec<Change>,
 }
 
-/// Measures each variant once a round, in a shuffled order; samples are in the order of the variants.
+/// Measures each variant once per round, in shuffled order. The samples are in the order of the variants.
 pub(super) fn measure(options: &Options, variants: &[Variant]) -> Result<Vec<Vec<Sample>>> {
     run_rounds(options.starts, variants, |variant| match *variant {
         Variant::Json => measure_files(options, json_files(options.many)?),
@@ -80,7 +80,7 @@ pub(super) fn measure(options: &Options, variants: &[Variant]) -> Result<Vec<Vec
     })
 }
 
-/// Measures a start of a daemon with these files, and changes after it.
+/// Measures a daemon's start with the given files, and changes after that.
 fn measure_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let capacity = options.many.saturating_mul(2);
     let settings = InstanceSettings {
@@ -115,7 +115,7 @@ fn measure_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     Ok(sample)
 }
 
-/// Measures the loading of rules into a separate network namespace, and changes of them.
+/// Measures how long it takes to load rules into a separate network namespace and to change them.
 fn measure_rules(options: &Options, services: u32) -> Result<Sample> {
     let network = NodeNetwork::new()?;
     let sandbox = network.create_unconnected("rules")?;
@@ -156,7 +156,7 @@ fn yaml_files(count: u32) -> Vec<Manifest> {
     service_files(count, Protocol::UDP, [PORT; 2], endpoints)
 }
 
-/// Converts the YAML files into lists in JSON, as `kubectl get -o json` prints them.
+/// Converts the YAML files to JSON lists, as `kubectl get -o json` prints them.
 fn json_files(count: u32) -> Result<Vec<Manifest>> {
     let file = |yaml: Manifest| {
         let documents = yaml.text.split("---\n").skip(1);

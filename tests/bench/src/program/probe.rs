@@ -1,6 +1,6 @@
-//! The probe: a Service whose only endpoint changes, and a client that observes the translation by
-//! `connect` and `getsockname`, not by the daemon's status. No datagram is sent, so the endpoints need not
-//! exist.
+//! The probe: a Service whose only endpoint changes, and a client that observes the translation through
+//! connect() and getsockname() rather than the daemon's status. No datagrams are sent, so the endpoints need
+//! not exist.
 
 use std::{
     io::ErrorKind,
@@ -26,44 +26,44 @@ pub(super) const PORT: u16 = 53;
 /// The Service whose endpoint changes.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99)), PORT);
 
-/// The two endpoints, and the source address of a socket connected to each.
+/// The two endpoints, each with the source address of a socket connected to it.
 const PROBE_ENDPOINTS: [(Ipv4Addr, Ipv4Addr); 2] = [
     (Ipv4Addr::new(10, 1, 0, 111), Ipv4Addr::new(10, 1, 0, 211)),
     (Ipv4Addr::new(10, 1, 0, 112), Ipv4Addr::new(10, 1, 0, 212)),
 ];
 
-/// The errors of a connect to an address that isn't translated.
+/// The errors from connecting to an address that isn't translated.
 const UNTRANSLATED_ERRORS: [ErrorKind; 3] = [
     ErrorKind::HostUnreachable,
     ErrorKind::NetworkUnreachable,
     ErrorKind::ConnectionRefused,
 ];
 
-/// The time limit of repeated connects.
+/// The time limit for repeated connection attempts.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// The interval of repeated connects.
+/// The interval between repeated connection attempts.
 const CHECK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The pause between two changes, so that the work of one, which ends with the release of the replaced
-/// entries, does not overlap with the next.
+/// The pause between two changes, so that the work for one, which ends when the replaced entries are
+/// released, doesn't overlap with the next.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The cost of one change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// The time from the rename of the file until a connect reaches the new endpoint.
+    /// The time from renaming the file until a connection reaches the new endpoint.
     pub(super) delay: Duration,
-    /// The daemon's CPU time for the change, on all CPUs.
+    /// The CPU time that the daemon used for the change, on all CPUs.
     pub(super) cpu_time: Duration,
 }
 
-/// Creates a node with only the probe Service in its directory of manifests; the daemon isn't started yet.
+/// Creates a node with only the probe Service in its manifest directory. The daemon isn't started yet.
 pub(super) fn create_node(settings: InstanceSettings) -> Result<Node> {
     let node = Node::with_settings(settings)?;
     let client = node.pod("client")?;
     let mut batch = String::new();
-    // A socket's own address shows the endpoint that the kernel chose for it.
+    // A socket's own address shows which endpoint the kernel chose for it.
     for (endpoint, source) in PROBE_ENDPOINTS {
         batch.push_str(&format!(
             "addr add {source}/32 dev eth0\n\
@@ -91,7 +91,7 @@ fn probe_slice(index: usize) -> Manifest {
     }
 }
 
-/// Starts the daemon; returns the time until connects to all of the addresses are translated.
+/// Starts the daemon; returns the time until connections to all of the addresses are translated.
 pub(super) fn start_daemon(node: &Node, vips: impl Iterator<Item = IpAddr>) -> Result<Duration> {
     let client = node.pod("client")?;
     let start = Instant::now();
@@ -102,7 +102,7 @@ pub(super) fn start_daemon(node: &Node, vips: impl Iterator<Item = IpAddr>) -> R
     Ok(took)
 }
 
-/// Connects a UDP socket to each of the addresses in turn, and repeats each until it is translated.
+/// Connects a UDP socket to each of the addresses in turn, retrying until the address is translated.
 pub(super) fn wait_until_translated(
     client: &Sandbox,
     vips: impl Iterator<Item = IpAddr>,
@@ -122,7 +122,7 @@ pub(super) fn wait_until_translated(
 
 fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
     match socket.connect(vip) {
-        // Kernels without `bpf_set_retval` refuse a connect by a redirect to loopback.
+        // Kernels without `bpf_set_retval` refuse a connection by redirecting it to loopback.
         Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
         Err(error) if UNTRANSLATED_ERRORS.contains(&error.kind()) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("connect to {vip}")),
@@ -150,7 +150,7 @@ pub(super) fn measure_changes(node: &Node, changes: u32) -> Result<Vec<Change>> 
     Ok(times)
 }
 
-/// Returns true if a new socket that is connected to the probe Service has this source address.
+/// Returns true if a new socket connected to the probe Service has the given source address.
 fn has_source(client: &Sandbox, source: Ipv4Addr) -> Result<bool> {
     let socket = UdpSocket::from(client.socket(Domain::IPV4, Type::DGRAM)?);
     socket.connect(PROBE)?;

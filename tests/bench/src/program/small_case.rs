@@ -1,5 +1,5 @@
-//! The small case: starts and changes with a thousand Services, and the memory of an idle daemon with default
-//! settings.
+//! The small case: starts and changes with a thousand Services, and the memory that an idle daemon uses with
+//! default settings.
 
 use std::{
     collections::BTreeMap,
@@ -37,21 +37,21 @@ const ENDPOINTS: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::new(10, 1, 0, 103)),
 ];
 
-/// The time after which a daemon counts as idle.
+/// The time after which a daemon is considered idle.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
 
 /// The measurements of the small case.
 #[derive(Debug, Default)]
 pub(super) struct SmallCase {
-    /// Times from the rename of the files, with the daemon running.
+    /// The times from renaming the files, while the daemon is running.
     pub(super) from_rename: Vec<Duration>,
-    /// Times from the start of the daemon.
+    /// The times from starting the daemon.
     pub(super) from_start: Vec<Duration>,
-    /// Changes of one endpoint.
+    /// The changes to one endpoint.
     pub(super) changes: Vec<Change>,
     /// The resident memory of idle daemons, in bytes.
     pub(super) resident: Vec<u64>,
-    /// The kernel memory of their maps, in bytes.
+    /// The kernel memory of these daemons' maps, in bytes.
     pub(super) maps: Vec<u64>,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn measure(options: &Options) -> Result<SmallCase> {
     Ok(measured)
 }
 
-/// Returns the product's default settings, with larger maps only if the Services need them.
+/// Returns Culvert's default settings, with larger maps only if the Services need them.
 pub(super) fn settings(common: &CommonOptions, services: u32) -> Result<InstanceSettings> {
     let wanted = services.saturating_mul(2);
     let mut settings = common.settings()?;
@@ -90,8 +90,7 @@ pub(super) fn settings(common: &CommonOptions, services: u32) -> Result<Instance
     Ok(settings)
 }
 
-/// Measures the time from the rename of a file with all Services until the kernel translates each of
-/// them.
+/// Measures the time from renaming the files with all Services until the kernel translates each Service.
 fn measure_rename(node: &Node, services: u32) -> Result<Duration> {
     let files = service_files(services, Protocol::UDP, [PORT; 2], |_| ENDPOINTS);
     let client = node.pod("client")?;
@@ -107,7 +106,7 @@ fn vips(services: u32) -> impl Iterator<Item = IpAddr> {
     (0..services).map(|number| nth_address(FIRST_CLUSTER_IP, number))
 }
 
-/// Sums the kernel memory of the maps that a daemon has open or pinned, each once.
+/// Adds up the kernel memory of the maps that a daemon has open or has pinned, counting each map once.
 fn map_memory(daemon: i32, pins: &Path) -> Result<u64> {
     let mut bytes_by_id: BTreeMap<u32, u64> = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{daemon}/fdinfo"))? {
@@ -132,7 +131,7 @@ fn map_memory(daemon: i32, pins: &Path) -> Result<u64> {
     Ok(bytes_by_id.values().sum())
 }
 
-/// Parses a map's ID and its bytes from the `fdinfo` of an open file.
+/// Parses a map's ID and size in bytes from the `fdinfo` of an open file.
 fn parse_map_info(fdinfo: &str) -> Option<(u32, u64)> {
     let field = |name: &str| {
         let line = fdinfo.lines().find_map(|line| line.strip_prefix(name));

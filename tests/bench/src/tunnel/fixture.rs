@@ -1,5 +1,5 @@
-//! The fixture of the benchmark: a cloud node and an edge node with a tunnel, a server on the edge node,
-//! and the network paths to it.
+//! The benchmark's fixture: a cloud node and an edge node with a tunnel between them, a server on the edge
+//! node, and the network paths to it.
 
 use std::{
     fs,
@@ -20,24 +20,24 @@ use tunnel_tests::{
 
 use super::{Options, Variant};
 
-/// The ports of the server: over TCP, and over TLS.
+/// The server's ports: one for plain TCP and one for TLS.
 const PORTS: [u16; 2] = [9200, 9201];
 
-/// The congestion control of all sockets, one without pacing. `bbr`, the default of some machines, arms a
-/// timer for each segment. The tunnel has three hops and bare TLS has one, so on a virtual machine the
-/// cost of timers would be a large part of the difference.
+/// The congestion control algorithm for all sockets, chosen because it doesn't pace. `bbr`, the default on
+/// some machines, arms a timer for each segment. The tunnel has three hops and bare TLS has one, so on a
+/// virtual machine, the cost of these timers would be a large part of the difference.
 const CONGESTION: &str = "reno";
 
-/// The time in which streams that nobody reads fill all buffers.
+/// The time that unread streams are given to fill all buffers.
 const FILL_TIME: Duration = Duration::from_millis(500);
 
 /// A network path to the server.
 pub(super) struct NetworkPath {
     to: SocketAddr,
     is_tls: bool,
-    /// The processes whose CPU time is measured, besides the client.
+    /// The processes whose CPU time is measured, apart from the client.
     pub(super) measured_processes: Vec<i32>,
-    /// True if the client's CPU time is added.
+    /// True if the client's CPU time is added to theirs.
     pub(super) adds_client_cpu_time: bool,
 }
 
@@ -104,7 +104,7 @@ impl Fixture {
         }
     }
 
-    /// Builds the command of a client on the host of the cloud node.
+    /// Builds the command that runs a client on the cloud node's host.
     pub(super) fn client(
         &self,
         path: &NetworkPath,
@@ -126,7 +126,7 @@ impl Fixture {
         Ok(command.option("--ca", ca).option("--address", EDGE_V4))
     }
 
-    /// Starts a client that opens connections and doesn't read from them, until it is dropped.
+    /// Starts a client that opens connections and leaves them unread. It runs until it is dropped.
     pub(super) fn stall(&self, path: &NetworkPath, count: u32) -> Result<Process> {
         let stalled = start_until_ready(&self.testbed, self.client(path, "stall", count)?)?;
         clock::pause(FILL_TIME);
@@ -134,7 +134,7 @@ impl Fixture {
     }
 }
 
-/// Starts a command, and waits until its ready file exists.
+/// Starts a command and waits until its ready file exists.
 fn start_until_ready(testbed: &TunnelTestbed, command: Command<'_>) -> Result<Process> {
     let file = testbed
         .node()

@@ -1,8 +1,8 @@
-//! Addresses and ranges in Kubernetes' notation.
+//! Addresses and ranges in Kubernetes notation.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An address family. Both families are served independently (contract 1, "dual stack").
+/// An address family. The two families are served independently (contract §1, "dual stack").
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Family {
     Ipv4,
@@ -12,7 +12,7 @@ pub enum Family {
 impl Family {
     pub const BOTH: [Self; 2] = [Self::Ipv4, Self::Ipv6];
 
-    /// Returns the family of an address.
+    /// Returns an address's family.
     #[must_use]
     pub const fn of(address: IpAddr) -> Self {
         match address {
@@ -21,7 +21,7 @@ impl Family {
         }
     }
 
-    /// Returns the `addressType` of an EndpointSlice of this family.
+    /// Returns the `addressType` of EndpointSlices in this family.
     #[must_use]
     pub const fn address_type(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl Family {
         }
     }
 
-    /// Returns the number of bits of an address.
+    /// Returns how many bits an address has.
     const fn bits(self) -> u32 {
         match self {
             Self::Ipv4 => 32,
@@ -46,8 +46,8 @@ impl Family {
     }
 }
 
-/// Parses an address (contract 1, "IP text"). Octets with leading zeros are decimal, and an IPv4-mapped
-/// IPv6 address becomes an IPv4 address, as in Go. Returns `None` for invalid text.
+/// Parses an address (contract §1, "IP text"). Octets with leading zeros are decimal, and an IPv4-mapped IPv6
+/// address becomes an IPv4 address, as in Go. Returns `None` for invalid text.
 #[must_use]
 pub fn parse(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
@@ -59,13 +59,13 @@ pub fn parse(text: &str) -> Option<IpAddr> {
     Some(IpAddr::from(octets))
 }
 
-/// Parses decimal digits, with any number of leading zeros.
+/// Parses decimal digits, allowing any number of leading zeros.
 fn decimal(text: &str) -> Option<u32> {
     let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     all_digits.then(|| text.parse().ok())?
 }
 
-/// A range of addresses: those that have the same first `length` bits as `address`.
+/// A range of addresses: those whose first `length` bits are the same as in `address`.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Cidr {
     address: IpAddr,
@@ -73,7 +73,8 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// Parses `address/length`; blanks around it, and bits after the first `length`, are ignored.
+    /// Parses `address/length`. Surrounding whitespace and any address bits after the first `length` are
+    /// ignored.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (address, length) = text.trim().split_once('/')?;
@@ -82,13 +83,13 @@ impl Cidr {
         (length <= Family::of(address).bits()).then(|| Self::new(address, length))
     }
 
-    /// Returns the range with all addresses of a family.
+    /// Returns the range that contains all addresses of a family.
     #[must_use]
     pub fn all_of(family: Family) -> Self {
         Self::new(family.unspecified(), 0)
     }
 
-    /// Returns the range with only this address.
+    /// Returns the range that contains only this address.
     #[must_use]
     pub fn single(address: IpAddr) -> Self {
         Self::new(address, Family::of(address).bits())
@@ -111,7 +112,7 @@ impl Cidr {
         }
     }
 
-    /// Returns the family of the range.
+    /// Returns the range's family.
     #[must_use]
     pub const fn family(self) -> Family {
         Family::of(self.address)
@@ -129,13 +130,13 @@ impl Cidr {
         self.length
     }
 
-    /// True if the address is in the range; false for an address of the other family.
+    /// Returns true if the address is in the range. An address of the other family never is.
     #[must_use]
     pub fn contains(self, address: IpAddr) -> bool {
         Family::of(address) == self.family() && Self::new(address, self.length) == self
     }
 
-    /// True if the range contains all addresses of its family.
+    /// Returns true if the range contains all addresses of its family.
     #[must_use]
     pub const fn is_all(self) -> bool {
         self.length == 0

@@ -1,4 +1,4 @@
-//! The addresses and ports at which a Service port is served (contract 2, 5 and 6a).
+//! The addresses and ports at which a Service port is served (contract §2, §5 and §6a).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -18,7 +18,7 @@ pub(super) struct Destination {
     pub(super) port: u16,
 }
 
-/// Returns all addresses and ports at which a Service port is served in a family.
+/// Returns all addresses of one family, with their ports, at which a Service port is served.
 pub(super) fn destinations(
     cluster: &Cluster,
     here: &LocalNode,
@@ -41,7 +41,7 @@ pub(super) fn destinations(
     add(AddressKind::LoadBalancerIp, load_balancer, port.port);
     let external = external_ips(cluster, here, service, family);
     add(AddressKind::ExternalIp, external, port.port);
-    // Contract 2, "NodePort": a node port that is not 0 is served for every type of Service.
+    // Contract §2, "NodePort": a nonzero node port is served whatever the Service's type.
     let node_ports = node_port_ips(cluster, here, family);
     add(
         AddressKind::NodePort,
@@ -51,7 +51,7 @@ pub(super) fn destinations(
     found
 }
 
-/// Returns the external IPs that the node's settings permit (contract 2, "externalIPs").
+/// Returns the external IPs that the node's settings permit (contract §2, "externalIPs").
 fn external_ips(
     cluster: &Cluster,
     here: &LocalNode,
@@ -78,8 +78,8 @@ fn owned_addresses(cluster: &Cluster) -> BTreeSet<IpAddr> {
     of_services.chain(of_nodes).collect()
 }
 
-/// Returns the load balancer addresses (contract 2, `status.loadBalancer.ingress[].ip`) that have the IP
-/// mode VIP or no mode. Host names and addresses of mode Proxy have no frontend.
+/// Returns the load balancer addresses (contract §2, `status.loadBalancer.ingress[].ip`) whose IP mode is VIP
+/// or absent. Host names and addresses with mode Proxy have no frontend.
 pub(super) fn load_balancer_ips(service: &Service, family: Family) -> BTreeSet<IpAddr> {
     let is_vip = |it: &&LoadBalancerIngress| matches!(it.ip_mode.as_deref(), None | Some("VIP"));
     let vips = ingress(service).filter(is_vip);
@@ -94,9 +94,9 @@ fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {
     ingress.into_iter().flatten()
 }
 
-/// Returns the source ranges of a load balancer address (contract 6a, "applies to" and "parsing"). The
-/// list is empty, so all clients are permitted, if no range of the family is valid or if one of them
-/// contains all addresses (kube-proxy `pkg/proxy/serviceport.go`, `IsZeroCIDR`).
+/// Returns the source ranges for a load balancer address (contract §6a, "applies to" and "parsing"). The list
+/// is empty, which permits all clients, if no range of the family is valid or if one of them contains all
+/// addresses (see `IsZeroCIDR` in kube-proxy's `pkg/proxy/serviceport.go`).
 pub(super) fn source_ranges(service: &Service, kind: AddressKind, family: Family) -> Vec<Cidr> {
     if kind != AddressKind::LoadBalancerIp {
         return Vec::new();
@@ -112,7 +112,7 @@ pub(super) fn source_ranges(service: &Service, kind: AddressKind, family: Family
     ranges
 }
 
-/// Returns the node's own addresses that `nodePortAddresses` selects (contract 5).
+/// Returns the node's own addresses that `nodePortAddresses` selects (contract §5).
 fn node_port_ips(cluster: &Cluster, here: &LocalNode, family: Family) -> BTreeSet<IpAddr> {
     let ranges = node_port_ranges(cluster, here, family);
     let own = here.addresses.iter().copied();
@@ -121,7 +121,7 @@ fn node_port_ips(cluster: &Cluster, here: &LocalNode, family: Family) -> BTreeSe
 }
 
 /// Returns the ranges that `nodePortAddresses` selects in a family. If the setting is absent, it means
-/// `[primary, localhost]`; if empty, `[all]`.
+/// `[primary, localhost]`; if it is empty, it means `[all]`.
 fn node_port_ranges(cluster: &Cluster, here: &LocalNode, family: Family) -> Vec<Cidr> {
     let entries = match here.node_port_addresses.as_deref() {
         None => &[NodePortEntry::Primary, NodePortEntry::Localhost],
@@ -131,10 +131,10 @@ fn node_port_ranges(cluster: &Cluster, here: &LocalNode, family: Family) -> Vec<
     let ranges = entries.iter();
     let ranges = ranges.filter_map(|entry| range_of(*entry, cluster, here, family));
     let mut ranges: Vec<_> = ranges.collect();
-    // Contract 5, "a family without CIDR": all local addresses of that family are selected. This
-    // includes a family in which no entry selects anything, like `primary` on a node without an address
-    // of that family (kube-proxy `pkg/proxy/util/nodeport_addresses.go`, NewNodePortAddresses, whose
-    // argument has the primary addresses as CIDRs).
+    // Contract §5, "a family without CIDR": all of that family's local addresses are selected. This includes
+    // a family in which no entry selects anything, such as `primary` on a node without an address of that
+    // family (see NewNodePortAddresses in kube-proxy's `pkg/proxy/util/nodeport_addresses.go`, which receives
+    // the primary addresses as CIDRs).
     if ranges.is_empty() {
         ranges.push(Cidr::all_of(family));
     }

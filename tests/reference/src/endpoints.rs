@@ -1,4 +1,4 @@
-//! The endpoints of a Service port, and its cluster and local backend sets (contract 1 and 4).
+//! The endpoints of a Service port, and its cluster and local backend sets (contract §1 and §4).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use super::{
     objects, pools,
 };
 
-/// An endpoint; `local` means that it is on the observing node.
+/// An endpoint. `local` is true if it is on the node for which the model computes frontends.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     pub(super) local: bool,
@@ -24,7 +24,7 @@ pub(super) struct Endpoint {
     zones: BTreeSet<String>,
 }
 
-/// The endpoints of one Service port and family.
+/// The endpoints of one Service port in one family.
 pub(super) type Endpoints = BTreeMap<SocketAddr, Endpoint>;
 
 /// Returns all endpoints of a Service port, including unusable ones.
@@ -47,8 +47,8 @@ pub(super) fn endpoints(
     found
 }
 
-/// Returns the number of an endpoint port if its name and protocol are those of the Service port (contract
-/// 1, `ports[].name`). A port without a name or number is ignored.
+/// Returns an endpoint port's number if its name and protocol match the Service port's (contract §1,
+/// `ports[].name`). A port without a name or number is ignored.
 fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
     let matches = port.name.as_deref()? == owner.port
         && objects::protocol(port.protocol.as_deref()) == Some(owner.protocol);
@@ -58,7 +58,7 @@ fn number_for(port: &EndpointPort, owner: &Owner) -> Option<u16> {
     objects::port_number(port.port?)
 }
 
-/// Adds the endpoints of a slice, with this port number.
+/// Adds the endpoints of a slice, all with the given port number.
 fn add(
     found: &mut Endpoints,
     here: &LocalNode,
@@ -66,7 +66,7 @@ fn add(
     (family, port): (Family, u16),
 ) {
     for entry in slice.endpoints.iter().flatten() {
-        // Contract 1, `endpoints[].addresses`: only the first address counts.
+        // Contract §1, `endpoints[].addresses`: only the first address counts.
         let Some(address) = entry.addresses.first().and_then(|text| parse(text)) else {
             continue;
         };
@@ -75,16 +75,17 @@ fn add(
         }
         let at = SocketAddr::new(address, port);
         let endpoint = endpoint(entry, here);
-        // Contract 1, "duplicates over slices". Of two endpoints with one address that do not terminate,
-        // the last one is kept, as in kube-proxy within a slice (`pkg/proxy/endpointslicecache.go`,
-        // addEndpoints). Between slices, kube-proxy's order is random; here it is the order of names.
+        // Contract §1, "duplicates over slices". If two endpoints that are not terminating have the same
+        // address, the last one is kept, as in kube-proxy within a slice (see addEndpoints in
+        // `pkg/proxy/endpointslicecache.go`). Between slices, kube-proxy's order is random; here, slices are
+        // ordered by name.
         if !found.contains_key(&at) || !endpoint.terminating {
             found.insert(at, endpoint);
         }
     }
 }
 
-/// Parses an endpoint (contract 1, "conditions" and "nodeName").
+/// Parses an endpoint (contract §1, "conditions" and "nodeName").
 fn endpoint(entry: &v1::Endpoint, here: &LocalNode) -> Endpoint {
     let conditions = entry.conditions.clone().unwrap_or_default();
     let hints = entry.hints.clone().unwrap_or_default();
@@ -100,12 +101,14 @@ fn endpoint(entry: &v1::Endpoint, here: &LocalNode) -> Endpoint {
     }
 }
 
-/// True for a terminating endpoint that still serves: it is used if no other is ready (contract 4.1).
+/// Returns true for a terminating endpoint that is still serving, which is used if no endpoint is ready
+/// (contract §4.1).
 const fn is_fallback(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
 
-/// Returns the ready endpoints that hints select, or all fallback endpoints if none is ready (contract 4.2).
+/// Returns the ready endpoints that hints select or, if no endpoint is ready, all fallback endpoints
+/// (contract §4.2).
 pub(super) fn cluster_set(
     endpoints: &Endpoints,
     here: &LocalNode,
@@ -118,7 +121,7 @@ pub(super) fn cluster_set(
     addresses(&select_by_hints(ready, here, zone))
 }
 
-/// Returns the local ready endpoints, or the local fallback endpoints if none is ready (contract 4.4).
+/// Returns the local ready endpoints or, if there are none, the local fallback endpoints (contract §4.4).
 /// Hints have no effect.
 pub(super) fn local_set(endpoints: &Endpoints) -> EndpointSet {
     let local = filter(endpoints, |endpoint| endpoint.local);
@@ -129,7 +132,8 @@ pub(super) fn local_set(endpoints: &Endpoints) -> EndpointSet {
     addresses(&ready)
 }
 
-/// Returns the ready endpoints that their hints select for this node or its zone (contract 4.3).
+/// Returns the ready endpoints that are hinted for this node or its zone, or all of them if the hints select
+/// none (contract §4.3).
 fn select_by_hints(ready: Endpoints, here: &LocalNode, zone: Option<&str>) -> Endpoints {
     let for_node = filter(&ready, |endpoint| endpoint.nodes.contains(&here.node));
     let all_name_nodes = ready.values().all(|endpoint| !endpoint.nodes.is_empty());

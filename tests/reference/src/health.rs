@@ -1,4 +1,4 @@
-//! Health check node ports (contract 7).
+//! Health check node ports (contract §7).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,18 +6,18 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::{AddressKind, Cluster, LocalNode, Policy, address::Family, endpoints, objects};
 
-/// The response of a Service's health check node port.
+/// The response from a Service's health check node port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HealthCheck {
     pub namespace: String,
     pub service: String,
-    /// The number of local ready endpoints, for each family in which the Service has a cluster IP. The
-    /// listeners of a family return the number of that family, since kube-proxy has a separate proxier for
-    /// each family (contract 1, "dual stack").
+    /// The number of local ready endpoints in each family in which the Service has a cluster IP. A family's
+    /// listeners return that family's number, since kube-proxy has a separate proxier for each family
+    /// (contract §1, "dual stack").
     pub local_ready: BTreeMap<Family, usize>,
 }
 
-/// Returns all health check node ports of a node. The API server does not allow two Services with the same
+/// Returns all of a node's health check node ports. The API server doesn't let two Services use the same
 /// port; here, the first Service in the list would get it.
 #[must_use]
 pub fn health_check_node_ports(cluster: &Cluster, here: &LocalNode) -> BTreeMap<u16, HealthCheck> {
@@ -42,8 +42,8 @@ pub fn health_check_node_ports(cluster: &Cluster, here: &LocalNode) -> BTreeMap<
     checks
 }
 
-/// Returns the `healthCheckNodePort` of a Service if it is not 0, the type is LoadBalancer and the
-/// external policy is Local (contract 7).
+/// Returns a Service's `healthCheckNodePort` if it isn't 0, the Service's type is LoadBalancer and its
+/// external traffic policy is `Local` (contract §7).
 fn health_check_node_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
     let wanted = spec.type_.as_deref() == Some("LoadBalancer")
@@ -54,9 +54,9 @@ fn health_check_node_port(service: &Service) -> Option<u16> {
     objects::port_number(spec.health_check_node_port?)
 }
 
-/// Counts the distinct addresses of local ready endpoints over all ports of the slices, including ports
-/// that the Service lacks (contract 7, "N"; kube-proxy `pkg/proxy/endpointschangetracker.go`,
-/// getLocalReadyEndpointIPs).
+/// Counts the distinct addresses of local ready endpoints across all ports in the slices, including ports
+/// that the Service lacks (contract §7, "N"; see getLocalReadyEndpointIPs in kube-proxy's
+/// `pkg/proxy/endpointschangetracker.go`).
 fn count_local_ready(
     cluster: &Cluster,
     here: &LocalNode,

@@ -1,23 +1,23 @@
-//! The reference model of Service semantics: computes a node's frontends, and the result of a new
-//! connection, from Kubernetes objects in the simplest way.
+//! The reference model of Service semantics: computes a node's frontends, and the outcome of a new
+//! connection, from Kubernetes objects in the simplest way possible.
 //!
-//! It is the oracle of property tests. It shares no code with the product: both implement the same
-//! contract (tables of the Service semantics of kube-proxy 1.36 in nftables mode), so a rule that one of
-//! them gets wrong causes a difference. "Contract N" in comments is a section of these tables. The model is
-//! intentionally slow: it computes every frontend from all objects.
+//! The model is the oracle for property tests. It shares no code with Culvert: both implement the same
+//! contract (tables that describe the Service semantics of kube-proxy 1.36 in nftables mode), so if one of
+//! them gets a rule wrong, the results differ. "Contract §N" in comments refers to section N of these tables.
+//! The model is intentionally slow: it computes every frontend from all objects.
 //!
-//! - [`address`]: addresses and ranges in Kubernetes' notation
-//! - `objects`: the proxied Services, their ports and slices, and parsers of their fields
-//! - `endpoints`: the endpoints of a Service port, and its backend sets
+//! - [`address`]: addresses and ranges in Kubernetes notation
+//! - `objects`: the proxied Services, their ports and slices, and parsers for their fields
+//! - `endpoints`: a Service port's endpoints and backend sets
 //! - `destinations`: the addresses and ports at which a Service port is served
 //! - `node`: fields of Node objects
 //! - `pools`: the endpoints that OpenYurt's topology filter hides from a node
 //! - `health`: health check node ports
-//! - `verdict`: the result of a new connection to a frontend
+//! - `verdict`: the outcome of a new connection to a frontend
 //! - [`random`]: random clusters
 //!
-//! The model omits rules that do not depend on objects: the choice among backends, masquerading, existing
-//! flows, addresses in a ServiceCIDR without a Service, and VIPs with a local listener.
+//! The model omits rules that don't depend on objects: the choice among backends, masquerading, existing
+//! flows, addresses in a ServiceCIDR that belong to no Service, and VIPs that a local process listens on.
 
 pub mod address;
 mod destinations;
@@ -51,7 +51,7 @@ pub use self::{
     verdict::{ConnectionSource, Verdict, verdict},
 };
 
-/// All objects of a cluster.
+/// All objects in a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
     pub services: Vec<Service>,
@@ -62,16 +62,16 @@ pub struct Cluster {
 /// The node for which the model computes frontends, and its settings.
 #[derive(Clone, Debug)]
 pub struct LocalNode {
-    /// The name of the Node object.
+    /// The name of the node's Node object.
     pub node: String,
     /// The addresses of the node's interfaces.
     ///
-    /// The interface that has an address is irrelevant. Loopback addresses are 127.0.0.0/8 and `::1`; any
-    /// other address on `lo` is a normal local address (kube-proxy `pkg/proxy/nftables/proxier.go`,
-    /// `ip.IsLoopback()`).
+    /// It doesn't matter which interface has an address. Loopback addresses are 127.0.0.0/8 and `::1`; any
+    /// other address on `lo` is an ordinary local address (see `ip.IsLoopback()` in kube-proxy's
+    /// `pkg/proxy/nftables/proxier.go`).
     pub addresses: Vec<IpAddr>,
-    /// The setting `nodePortAddresses`. If absent, node ports are on the primary addresses and loopback; if
-    /// empty, on all local addresses.
+    /// The setting `nodePortAddresses`. If it is absent, node ports are served on the primary and loopback
+    /// addresses; if it is empty, on all local addresses.
     pub node_port_addresses: Option<Vec<NodePortEntry>>,
     pub external_ips: ExternalIps,
     pub topology_keys: TopologyKeys,
@@ -86,25 +86,25 @@ pub enum NodePortEntry {
     All,
 }
 
-/// The setting that selects the served external IPs.
+/// The setting that selects which external IPs are served.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ExternalIps {
     /// All external IPs, as in kube-proxy.
     Any,
-    /// Only external IPs that the cluster owns: addresses in `status.loadBalancer` of any Service (with any
+    /// Only external IPs that the cluster owns: addresses in any Service's `status.loadBalancer` (with any
     /// `ipMode`), and addresses of any Node (of any type). A user who may only create Services can write
-    /// neither, and so can't take over a foreign address (CVE-2020-8554).
+    /// neither, and so can't take over someone else's address (CVE-2020-8554).
     Owned,
 }
 
-/// The setting for the annotation `openyurt.io/topologyKeys`.
+/// The setting that decides whether the annotation `openyurt.io/topologyKeys` is honoured.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TopologyKeys {
     Ignore,
     Honor,
 }
 
-/// A transport protocol of Services.
+/// The transport protocol of a Service port.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Protocol {
     Tcp,
@@ -112,7 +112,7 @@ pub enum Protocol {
     Sctp,
 }
 
-/// The Service port of a frontend.
+/// The Service port that a frontend belongs to.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Owner {
     pub namespace: String,
@@ -122,7 +122,7 @@ pub struct Owner {
     pub protocol: Protocol,
 }
 
-/// The kind of a frontend's address. If two Services claim an address, the lesser kind wins.
+/// The kind of a frontend's address. If two Services claim the same address, the kind listed first wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum AddressKind {
     ClusterIp,
@@ -151,27 +151,27 @@ pub struct Frontend {
     pub kind: AddressKind,
     /// The address in the frontend's [`Key`].
     pub address: IpAddr,
-    /// The endpoints that policy Cluster selects. This set is empty exactly if no node has a usable
-    /// endpoint.
+    /// The endpoints that traffic policy `Cluster` selects. This set is empty if and only if no node has a
+    /// usable endpoint.
     pub cluster: EndpointSet,
-    /// The endpoints that policy Local selects.
+    /// The endpoints that traffic policy `Local` selects.
     pub local: EndpointSet,
-    /// The internal traffic policy for a cluster IP, and the external one for all other addresses.
+    /// The internal traffic policy for a cluster IP, or the external one for any other address.
     pub policy: Policy,
-    /// The timeout of `sessionAffinity: ClientIP` in seconds; 0 without affinity.
+    /// The timeout for `sessionAffinity: ClientIP`, in seconds; 0 without affinity.
     pub affinity: u32,
-    /// The source ranges of a load balancer's address. Empty if all clients are permitted, and for other
-    /// kinds of address.
+    /// The source ranges for a load balancer address. Empty if all clients are permitted, and for other kinds
+    /// of address.
     pub source_ranges: Vec<Cidr>,
-    /// The Service's load balancer addresses of the frontend's family.
+    /// The Service's load balancer addresses in the frontend's family.
     pub load_balancer_ips: BTreeSet<IpAddr>,
-    /// The node's primary address of the frontend's family.
+    /// The node's primary address in the frontend's family.
     pub node_ip: Option<IpAddr>,
 }
 
-/// The precedence among Services that claim an address; the least value wins. It compares the kind of
-/// address, then the creation time (a Service without a time counts as the youngest), then the names. The
-/// port's name is last; it never matters, since the API server permits no two equal ports in a Service.
+/// The precedence among Services that claim the same address; the lowest value wins. It compares the kind of
+/// address, then the creation time (a Service without one counts as the youngest), then the names. The port's
+/// name comes last and never matters, since the API server doesn't permit two equal ports in a Service.
 type Precedence = (AddressKind, bool, Option<Timestamp>, Owner);
 
 fn precedence(service: &Service, frontend: &Frontend) -> Precedence {
@@ -185,7 +185,7 @@ fn precedence(service: &Service, frontend: &Frontend) -> Precedence {
     )
 }
 
-/// Returns all frontends of a node. Of several claims to one key, the one with precedence wins.
+/// Returns all of a node's frontends. If several Services claim the same key, the one with precedence wins.
 #[must_use]
 pub fn frontends(cluster: &Cluster, here: &LocalNode) -> BTreeMap<Key, Frontend> {
     let mut claims = Vec::new();
@@ -197,7 +197,7 @@ pub fn frontends(cluster: &Cluster, here: &LocalNode) -> BTreeMap<Key, Frontend>
         }
     }
     claims.sort_by(|(_, a), (_, b)| a.0.cmp(&b.0));
-    // `collect` keeps the last of several claims to one key, so the claim with precedence must be last.
+    // `collect` keeps the last of several claims to the same key, so the claim with precedence must be last.
     let claims = claims.into_iter().rev();
     claims.map(|(key, (_, frontend))| (key, frontend)).collect()
 }
@@ -236,7 +236,7 @@ fn claims_of(
     claims
 }
 
-/// Returns the frontend of a Service port at one of its addresses.
+/// Returns a Service port's frontend at one of its addresses.
 fn frontend_at(template: Frontend, service: &Service, to: Destination) -> Frontend {
     Frontend {
         kind: to.kind,

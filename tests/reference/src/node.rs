@@ -1,4 +1,4 @@
-//! Fields of Node objects (contract 1, "Node").
+//! Fields of Node objects (contract §1, "Node").
 
 use std::net::IpAddr;
 
@@ -10,15 +10,15 @@ use super::{
     objects,
 };
 
-/// Returns the zone of the node, from a non-empty label of its Node.
+/// Returns the node's zone, taken from the label on its Node object; an empty label counts as none.
 pub(super) fn zone<'a>(cluster: &'a Cluster, here: &LocalNode) -> Option<&'a str> {
     let node = own(cluster, here)?;
     let zone = objects::label(&node.metadata, "topology.kubernetes.io/zone");
     zone.filter(|zone| !zone.is_empty())
 }
 
-/// Returns the node's primary address in a family: the first `InternalIP`, unless it is a loopback address
-/// (kube-proxy `cmd/kube-proxy/app/server.go`, newProxyServer).
+/// Returns the node's primary address in a family: the first `InternalIP`, unless that is a loopback address
+/// (see newProxyServer in kube-proxy's `cmd/kube-proxy/app/server.go`).
 pub(super) fn primary(cluster: &Cluster, here: &LocalNode, family: Family) -> Option<IpAddr> {
     let node = own(cluster, here)?;
     let internal = addresses(node).filter(|address| address.type_ == "InternalIP");
@@ -27,7 +27,7 @@ pub(super) fn primary(cluster: &Cluster, here: &LocalNode, family: Family) -> Op
     first.filter(|address| !address.is_loopback())
 }
 
-/// Returns the addresses of all types in a Node object.
+/// Returns all addresses in a Node object, whatever their type.
 pub(super) fn addresses(node: &Node) -> impl Iterator<Item = &NodeAddress> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());

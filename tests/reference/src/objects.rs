@@ -1,4 +1,4 @@
-//! The proxied Services, their ports and slices, and parsers of their fields (contract 1).
+//! The proxied Services, their ports and slices, and parsers for their fields (contract §1).
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 const HEADLESS: &str = "service.kubernetes.io/headless";
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The timeout that the API server sets by default (contract 3).
+/// The timeout that the API server sets by default, in seconds (contract §3).
 const AFFINITY_SECONDS: i32 = 10_800;
 
 /// Returns the Services that a node proxies.
@@ -28,9 +28,9 @@ pub(super) fn proxied_services(cluster: &Cluster) -> impl Iterator<Item = &Servi
     services.filter(|service| is_proxied(service))
 }
 
-/// True for a Service that a node proxies. By contract 1, these are excluded: "the same since 1.36" (the
-/// label for another proxy, with any value), "ExternalName" (even with a stored cluster IP) and "headless"
-/// (a cluster IP that is `None` or empty). The headless label of a *Service* is ignored.
+/// Returns true if a node proxies the Service. Contract §1 excludes "the same since 1.36" (the label for
+/// another proxy, with any value), "ExternalName" (even with a stored cluster IP) and "headless" (a cluster
+/// IP that is `None` or empty). The headless label on a *Service* is ignored.
 fn is_proxied(service: &Service) -> bool {
     let Some(spec) = &service.spec else {
         return false;
@@ -44,8 +44,8 @@ pub(super) fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> 
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Returns the cluster IP of a family (contract 1, "spec.clusterIPs"). An object in a file may have only
-/// `clusterIP`, since no API server has set its defaults.
+/// Returns the Service's cluster IP in a family (contract §1, "spec.clusterIPs"). An object in a file may
+/// have only `clusterIP`, since no API server has set its defaults.
 pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     let spec = service.spec.as_ref()?;
     let many = spec.cluster_ips.as_deref().unwrap_or_default();
@@ -58,8 +58,8 @@ pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     addresses.find(|address| Family::of(*address) == family)
 }
 
-/// Returns the ports that are served in a family: none if the Service lacks a cluster IP of that family
-/// (contract 1, "service lacking one is skipped for that family").
+/// Returns the ports that are served in a family. There are none if the Service lacks a cluster IP in that
+/// family (contract §1, "service lacking one is skipped for that family").
 pub(super) fn ports(service: &Service, family: Family) -> &[ServicePort] {
     if cluster_ip(service, family).is_none() {
         return &[];
@@ -68,7 +68,7 @@ pub(super) fn ports(service: &Service, family: Family) -> &[ServicePort] {
     ports.unwrap_or_default()
 }
 
-/// Parses a protocol (contract 1, "ports[].protocol"). TCP is the default of the API server.
+/// Parses a protocol (contract §1, "ports[].protocol"). TCP is the API server's default.
 pub(super) fn protocol(text: Option<&str>) -> Option<Protocol> {
     match text {
         None | Some("TCP") => Some(Protocol::Tcp),
@@ -78,12 +78,12 @@ pub(super) fn protocol(text: Option<&str>) -> Option<Protocol> {
     }
 }
 
-/// Converts a port number; returns `None` for 0 and invalid numbers.
+/// Converts a port number; returns `None` for 0 and for invalid numbers.
 pub(super) fn port_number(number: i32) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number != 0)
 }
 
-/// Returns the identity of a Service port (contract 1, "service port identity").
+/// Returns the identity of a Service port (contract §1, "service port identity").
 pub(super) fn owner(service: &Service, port: Option<&str>, protocol: Protocol) -> Owner {
     Owner {
         namespace: namespace(&service.metadata).to_owned(),
@@ -101,7 +101,7 @@ pub(super) fn name(metadata: &ObjectMeta) -> &str {
     metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Returns the affinity timeout in seconds, 0 without affinity (contract 3, "sessionAffinity: ClientIP").
+/// Returns the affinity timeout in seconds, or 0 without affinity (contract §3, "sessionAffinity: ClientIP").
 pub(super) fn affinity(service: &Service) -> u32 {
     let Some(spec) = &service.spec else {
         return 0;
@@ -115,8 +115,8 @@ pub(super) fn affinity(service: &Service) -> u32 {
     u32::try_from(timeout.unwrap_or(AFFINITY_SECONDS)).unwrap_or(0)
 }
 
-/// Returns the traffic policy for a kind of address (contract 4.5): the internal policy for the cluster IP,
-/// and the external policy for all other addresses. The default is Cluster.
+/// Returns the traffic policy for a kind of address (contract §4.5): the internal policy for the cluster IP,
+/// and the external policy for all other addresses. The default is `Cluster`.
 pub(super) fn policy(service: &Service, kind: AddressKind) -> Policy {
     let text = service.spec.as_ref().and_then(|spec| match kind {
         AddressKind::ClusterIp => spec.internal_traffic_policy.as_deref(),
@@ -130,8 +130,8 @@ pub(super) fn policy(service: &Service, kind: AddressKind) -> Policy {
     }
 }
 
-/// Returns a Service's slices of a family, sorted by name. They are in the Service's namespace, have its
-/// name as label and the family's address type, and lack the headless label (contract 1, "EndpointSlice
+/// Returns a Service's slices in a family, sorted by name. They are in the Service's namespace, are labelled
+/// with its name, have the family's address type, and lack the headless label (contract §1, "EndpointSlice
 /// label" and "addressType").
 pub(super) fn slices<'a>(
     cluster: &'a Cluster,

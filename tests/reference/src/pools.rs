@@ -1,5 +1,5 @@
-//! OpenYurt's filter by node and node pool: yurthub's `servicetopology` removes endpoints from a slice
-//! before kube-proxy reads it (openyurt `pkg/yurthub/filter/servicetopology/filter.go`).
+//! OpenYurt's filter by node and node pool: yurthub's `servicetopology` removes endpoints from a slice before
+//! kube-proxy reads it (see `pkg/yurthub/filter/servicetopology/filter.go` in openyurt).
 
 use k8s_openapi::api::{
     core::v1::{Node, Service},
@@ -11,7 +11,7 @@ use super::{Cluster, LocalNode, TopologyKeys, node, objects};
 const TOPOLOGY_KEYS: &str = "openyurt.io/topologyKeys";
 const NODE_POOL: &str = "apps.openyurt.io/nodepool";
 
-/// Returns a copy of a slice that has only the endpoints that pass the filter.
+/// Returns a copy of a slice with only the endpoints that pass the filter.
 pub(super) fn filter_endpoints(
     cluster: &Cluster,
     here: &LocalNode,
@@ -22,7 +22,7 @@ pub(super) fn filter_endpoints(
         return slice;
     };
     if let Some(endpoints) = &mut slice.endpoints {
-        // If nodes are selected, an endpoint without a node does not pass.
+        // If the filter selects nodes, an endpoint without a node doesn't pass.
         endpoints.retain(|it| {
             it.node_name
                 .as_ref()
@@ -32,8 +32,8 @@ pub(super) fn filter_endpoints(
     slice
 }
 
-/// Returns the names of the nodes whose endpoints pass; `None` if all endpoints pass
-/// (`serviceTopologyHandler`).
+/// Returns the names of the nodes whose endpoints pass, or `None` if all endpoints pass (see
+/// `serviceTopologyHandler`).
 fn permitted_nodes(
     cluster: &Cluster,
     here: &LocalNode,
@@ -46,7 +46,7 @@ fn permitted_nodes(
     let only_here = vec![here.node.clone()];
     match annotations.get(TOPOLOGY_KEYS)?.as_str() {
         "kubernetes.io/hostname" => Some(only_here),
-        // `nodePoolTopologyHandler`: a node without a pool uses only its own endpoints.
+        // As in `nodePoolTopologyHandler`, a node without a pool uses only its own endpoints.
         "openyurt.io/nodepool" | "kubernetes.io/zone" => {
             let pool = node::own(cluster, here).and_then(pool);
             Some(pool.map_or(only_here, |pool| members(cluster, pool)))
@@ -55,7 +55,7 @@ fn permitted_nodes(
     }
 }
 
-/// Returns the Service that a slice's label names (`resolveServiceTopologyType`).
+/// Returns the Service that a slice's label names (see `resolveServiceTopologyType`).
 fn owner<'a>(cluster: &'a Cluster, slice: &EndpointSlice) -> Option<&'a Service> {
     let name = objects::label(&slice.metadata, objects::SERVICE_NAME);
     let mut services = cluster.services.iter();

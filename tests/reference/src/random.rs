@@ -1,12 +1,13 @@
-//! Generates small random clusters with many corner cases.
+//! Generates small random clusters that contain many corner cases.
 //!
-//! The objects are as an API server stores them, with a few exceptions that today's API servers reject, but
-//! that exist in old clusters or in files: IPv4 addresses with leading zeros, a cluster IP without
-//! families, ports without a name or number.
+//! The objects are as an API server stores them, with a few exceptions that current API servers reject but
+//! that exist in old clusters or in files: IPv4 addresses with leading zeros, cluster IPs without families,
+//! and ports without a name or number.
 //!
 //! No result depends on cases that the contract leaves open. If an address is in two slices of a Service,
-//! the conditions are equal, or at least one of the two is terminating. No two Services share a node port
-//! or health check node port. A node's `ExternalIP` is never its only address of a family.
+//! either its conditions are the same in both, or it is terminating in at least one of them. No two Services
+//! share a node port or a health check node port. A node's `ExternalIP` is never its only address in a
+//! family.
 
 mod node;
 mod service;
@@ -21,7 +22,8 @@ use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Object
 
 use super::{Cluster, ConnectionSource, Frontend, LocalNode, address::Family};
 
-/// Addresses of load balancers: few, so that Services share them. The node itself may have some of them.
+/// Load balancer addresses. There are only a few, so that Services share them. The node itself may have some
+/// of them.
 const LOAD_BALANCER_IPS: [&str; 4] = [
     "203.0.113.1",
     "203.0.113.2",
@@ -31,8 +33,8 @@ const LOAD_BALANCER_IPS: [&str; 4] = [
 
 const ZONES: [&str; 3] = ["a", "b", "c"];
 
-/// Generates a cluster, and chooses the node that observes it. The result depends only on the generator's
-/// state.
+/// Generates a cluster, and chooses the node for which the model computes frontends. The result depends only
+/// on the state of `rng`.
 #[must_use]
 pub fn cluster(rng: &mut Rng) -> (Cluster, LocalNode) {
     let mut generator = Generator {
@@ -52,7 +54,7 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, LocalNode) {
         slices.extend(slice::generate(&mut generator, &service));
         services.push(service);
     }
-    // The order of objects must be irrelevant.
+    // The order of the objects must not matter.
     generator.rng.shuffle(&mut services);
     generator.rng.shuffle(&mut slices);
     let cluster = Cluster {
@@ -63,8 +65,8 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, LocalNode) {
     (cluster, here)
 }
 
-/// Returns clients of a frontend, of its family: a socket of the node, sockets of pods, and outside
-/// addresses. Some are in source ranges that [`cluster`] generates, and some are not.
+/// Returns clients for a frontend, in its family: a socket on the node, sockets in pods, and outside
+/// addresses. Some of them are in source ranges that [`cluster`] generates, and some are not.
 #[must_use]
 pub fn sources(frontend: &Frontend) -> Vec<ConnectionSource> {
     let (pods, outside) = match Family::of(frontend.address) {
@@ -87,16 +89,16 @@ fn addresses(texts: &[&str]) -> impl Iterator<Item = IpAddr> {
     texts.iter().filter_map(|text| text.parse().ok())
 }
 
-/// The state of the generation of one cluster.
+/// The state of the generator for one cluster.
 struct Generator<'a> {
     rng: &'a mut Rng,
     nodes: Vec<Node>,
-    /// The last allocated node port.
+    /// The most recently allocated node port.
     node_ports: i32,
     health_check_node_ports: i32,
-    /// The number of endpoints so far. It makes the address of the next endpoint unique.
+    /// The number of endpoints so far, which makes the next endpoint's address unique.
     endpoints: u16,
-    /// The nodes' addresses that are already endpoints.
+    /// The node addresses that are already in use as endpoints.
     host_addresses: BTreeSet<String>,
 }
 
@@ -113,7 +115,8 @@ impl Generator<'_> {
         &self.nodes[self.rng.usize(0..self.nodes.len())]
     }
 
-    /// Returns each item with a probability of one in `one_in`, in the given order.
+    /// Returns a random subset of the items in their original order, each with a probability of one in
+    /// `one_in`.
     fn subset<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
         let some = items.into_iter().filter(|_| self.one_in(one_in));
         some.map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! The result of a new connection to a frontend (contract 4 and 6a).
+//! The outcome of a new connection to a frontend (contract §4 and §6a).
 
 use std::net::IpAddr;
 
@@ -7,39 +7,39 @@ use super::{AddressKind, EndpointSet, Frontend, LocalNode, Policy, address::Fami
 /// The origin of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ConnectionSource {
-    /// A socket of the node itself, or of a pod in its network namespace.
+    /// A socket on the node itself, or in a pod that uses the node's network namespace.
     NodeSocket,
-    /// A socket of a pod on this node, with the pod's address.
+    /// A socket in a pod on this node, with the pod's address.
     PodSocket(IpAddr),
     /// A packet that arrived at the node from this address. If it is one of the node's own addresses, the
-    /// source counts as the node (contract 4, "source is the node (type LOCAL)").
+    /// source counts as the node (contract §4, "source is the node (type LOCAL)").
     Outside(IpAddr),
 }
 
-/// The result of a new connection.
+/// The outcome of a new connection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Verdict {
     /// Connected to one of these endpoints.
     To(EndpointSet),
-    /// Refused at once, as by the nftables verdict REJECT.
+    /// Refused at once, as by a `reject` rule in nftables.
     Refused,
-    /// Dropped without an answer.
+    /// Silently dropped.
     Dropped,
     /// Not translated, since loopback frontends exist only in the node's network namespace.
     Untouched,
 }
 
-/// Decides on a new connection from a source to a frontend.
+/// Determines the outcome of a new connection from a source to a frontend.
 #[must_use]
 pub fn verdict(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> Verdict {
     if is_foreign_loopback(frontend, source) {
         return Verdict::Untouched;
     }
-    // Contract 6a, "no endpoints": the source ranges are checked before the endpoints.
+    // Contract §6a, "no endpoints": the source ranges are checked before the endpoints.
     if !is_permitted(frontend, source, here) {
         return Verdict::Dropped;
     }
-    // Contract 4.6: the cluster set is empty only if no node has a usable endpoint, since hints are ignored
+    // Contract §4.6: the cluster set is empty only if no node has a usable endpoint, since hints are ignored
     // if they select none.
     if frontend.cluster.is_empty() {
         return Verdict::Refused;
@@ -54,7 +54,7 @@ pub fn verdict(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode)
     Verdict::To(set.clone())
 }
 
-/// True for a loopback frontend that is dialled from another network namespace, where 127.0.0.1 belongs to
+/// Returns true for a loopback frontend dialled from another network namespace, where 127.0.0.1 belongs to
 /// the pod.
 fn is_foreign_loopback(frontend: &Frontend, source: &ConnectionSource) -> bool {
     match source {
@@ -65,8 +65,8 @@ fn is_foreign_loopback(frontend: &Frontend, source: &ConnectionSource) -> bool {
     }
 }
 
-/// Returns the policy that applies to a source (contract 4, short-circuits): the external policy Local does
-/// not apply to sources on this node; the internal policy applies to all sources.
+/// Returns the traffic policy that applies to a source (contract §4, short-circuits): the external policy
+/// `Local` doesn't apply to sources on this node; the internal policy applies to all sources.
 fn policy_for(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> Policy {
     let is_on_this_node = match source {
         ConnectionSource::NodeSocket | ConnectionSource::PodSocket(_) => true,
@@ -82,7 +82,7 @@ fn is_own(address: IpAddr, here: &LocalNode) -> bool {
     here.addresses.contains(&address)
 }
 
-/// True if the source ranges permit a source (contract 6a, "match", "pods" and "node").
+/// Returns true if the source ranges permit a source (contract §6a, "match", "pods" and "node").
 fn is_permitted(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> bool {
     if frontend.source_ranges.is_empty() {
         return true;
@@ -97,8 +97,8 @@ fn is_permitted(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode
     in_ranges(frontend, address) || is_permitted_vip(frontend, address)
 }
 
-/// True if the source address is a load balancer address of the Service, and the ranges permit the node
-/// (contract 6a, "node").
+/// Returns true if the source address is one of the Service's load balancer addresses and the ranges permit
+/// the node (contract §6a, "node").
 fn is_permitted_vip(frontend: &Frontend, address: IpAddr) -> bool {
     let admits_node = frontend
         .node_ip
@@ -112,8 +112,9 @@ fn in_ranges(frontend: &Frontend, address: IpAddr) -> bool {
 }
 
 /// Returns the source address of the node's own packets to a frontend. If the node has the frontend's
-/// address, the kernel uses it as source, too. Otherwise it is the primary address. If there is none, it is
-/// the first non-loopback address of the family, since the model does not know routes.
+/// address, the kernel uses that as the source address too. Otherwise, the source is the node's primary
+/// address or, if there is none, the first non-loopback address in the family, since the model doesn't know
+/// the routes.
 fn node_source(frontend: &Frontend, here: &LocalNode) -> Option<IpAddr> {
     if is_own(frontend.address, here) {
         return Some(frontend.address);

@@ -1,4 +1,4 @@
-//! Generates Nodes, and the settings of the observing node.
+//! Generates Nodes, and the node for which the model computes frontends, with its settings.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::{
     address::{Cidr, parse},
 };
 
-/// Ranges for `nodePortAddresses`, which contain all, some or none of the node's addresses.
+/// Ranges for `nodePortAddresses` that contain all, some or none of the node's addresses.
 const NODE_PORT_RANGES: [&str; 11] = [
     "192.168.0.0/24",
     "192.168.1.0/24",
@@ -81,7 +81,8 @@ fn node(generator: &mut Generator<'_>, number: u8) -> Node {
     }
 }
 
-/// Generates the observing node: one of the cluster's nodes, or rarely one without a Node object.
+/// Generates the node for which the model computes frontends: one of the cluster's nodes or, rarely, one
+/// without a Node object.
 pub(super) fn here(generator: &mut Generator<'_>) -> LocalNode {
     let node = generator.node().clone();
     let name = node.metadata.name.clone().unwrap_or_default();
@@ -95,7 +96,7 @@ pub(super) fn here(generator: &mut Generator<'_>) -> LocalNode {
     }
 }
 
-/// Returns the loopback addresses, those of the Node object (rarely without one, as behind NAT), and
+/// Returns the loopback addresses, the Node object's addresses (rarely leaving one out, as behind NAT), and
 /// sometimes addresses of a bridge or a load balancer.
 fn addresses(generator: &mut Generator<'_>, node: &Node) -> Vec<IpAddr> {
     let mut addresses = vec![

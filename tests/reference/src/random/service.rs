@@ -11,7 +11,7 @@ use k8s_openapi::{
 
 use super::{Generator, LOAD_BALANCER_IPS, add_label};
 
-/// Addresses for `externalIPs`: unowned ones, those of load balancers and nodes, and a cluster IP.
+/// Addresses for `externalIPs`: unowned ones, ones that belong to load balancers and nodes, and a cluster IP.
 const EXTERNAL_IPS: [&str; 11] = [
     "198.51.100.1",
     "198.51.100.001",
@@ -26,7 +26,8 @@ const EXTERNAL_IPS: [&str; 11] = [
     "10.96.0.1",
 ];
 
-/// Ranges for `loadBalancerSourceRanges`, of nodes, pods and others; some have blanks around them.
+/// Ranges for `loadBalancerSourceRanges` that contain nodes, pods or other clients. Some have whitespace
+/// around them.
 const SOURCE_RANGES: [&str; 11] = [
     "192.168.0.0/24",
     " 192.168.000.0/16 ",
@@ -41,7 +42,7 @@ const SOURCE_RANGES: [&str; 11] = [
     "::/0",
 ];
 
-/// Values of `openyurt.io/topologyKeys`: the known ones, and some without a meaning.
+/// Values of `openyurt.io/topologyKeys`: the known ones, and some meaningless ones.
 const TOPOLOGY_KEYS: [&str; 9] = [
     "kubernetes.io/hostname",
     "kubernetes.io/hostname",
@@ -87,7 +88,7 @@ pub(super) fn generate(generator: &mut Generator<'_>, number: u16) -> Service {
     }
 }
 
-/// Generates metadata: equal names in two namespaces, and few creation times, so that many are equal.
+/// Generates metadata, with the same names in two namespaces, and so few creation times that many are equal.
 fn metadata(generator: &mut Generator<'_>, number: u16) -> ObjectMeta {
     let seconds = generator.pick([None, Some(1_700_000_000), Some(1_700_000_060)]);
     let created = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
@@ -137,7 +138,7 @@ fn set_addresses(generator: &mut Generator<'_>, spec: &mut ServiceSpec, number: 
         addresses
     };
     spec.cluster_ip = addresses.first().cloned();
-    // Objects in files, and objects from before dual stack, have only `clusterIP`.
+    // Objects in files, and objects from before dual-stack support, have only `clusterIP`.
     if addresses.len() == 1 && generator.one_in(10) {
         return;
     }
@@ -160,7 +161,7 @@ fn ports(generator: &mut Generator<'_>, type_: &str) -> Vec<ServicePort> {
         if twin.is_some_and(|other| other.protocol.as_deref() == Some(protocol)) {
             continue;
         }
-        // Two ports with one number and different protocols may share a node port.
+        // Two ports with the same number but different protocols may share a node port.
         let shared = twin.and_then(|other| other.node_port);
         let node_port = allocates.then(|| generator.node_port(shared));
         let missing = generator.pick([None, Some(0)]);
@@ -172,14 +173,14 @@ fn ports(generator: &mut Generator<'_>, type_: &str) -> Vec<ServicePort> {
             ..ServicePort::default()
         });
     }
-    // Two ports with one number must differ in protocol. The loop compares a port only with the first port
-    // of its number, so the third may still equal the second.
+    // Two ports with the same number must differ in protocol. The loop compares a port only with the first
+    // port of the same number, so a third one may still equal the second.
     ports.sort_by(|a, b| (a.port, &a.protocol).cmp(&(b.port, &b.protocol)));
     ports.dedup_by(|a, b| (a.port, &a.protocol) == (b.port, &b.protocol));
     ports
 }
 
-/// Returns the name of a port; only the port of a Service with one port may have none.
+/// Returns a port's name. A port may go without a name only if it is the Service's only one.
 fn port_name(generator: &mut Generator<'_>, wanted: usize, number: usize) -> Option<String> {
     if wanted > 1 {
         return Some(format!("p{number}"));
@@ -199,8 +200,8 @@ impl Generator<'_> {
     }
 }
 
-/// Sets external IPs, the policies and the health check node port. The external policy needs an external
-/// address.
+/// Sets external IPs, traffic policies and the health check node port. The external traffic policy requires
+/// an external address.
 fn set_policies(generator: &mut Generator<'_>, spec: &mut ServiceSpec, type_: &str) {
     let internal = generator.pick([None, Some("Cluster"), Some("Cluster"), Some("Local")]);
     spec.internal_traffic_policy = internal.map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Generates the EndpointSlices of a Service.
+//! Generates a Service's EndpointSlices.
 
 use k8s_openapi::{
     api::{
@@ -13,18 +13,18 @@ use k8s_openapi::{
 
 use super::{Generator, ZONES, add_label};
 
-/// Properties that all endpoints of a Service share, so that rules about all endpoints apply often.
+/// Properties that all of a Service's endpoints share, so that rules about all endpoints often apply.
 #[derive(Clone, Copy)]
 struct SharedProperties {
     /// True if no endpoint is ready.
     none_ready: bool,
-    /// One in this many endpoints lacks hints for nodes.
+    /// One in this many endpoints lacks node hints.
     unhinted_nodes: u32,
-    /// One in this many endpoints lacks hints for zones.
+    /// One in this many endpoints lacks zone hints.
     unhinted_zones: u32,
 }
 
-/// More than the endpoints of any generated cluster, so that rarely any endpoint lacks its hint.
+/// More than the number of endpoints in any generated cluster, so that hardly any endpoint lacks its hint.
 const NONE_LACKS: u32 = 1_000;
 const ALL_LACK: u32 = 1;
 
@@ -68,7 +68,7 @@ fn metadata(generator: &mut Generator<'_>, service: &Service, number: usize) -> 
     let name = service.metadata.name.clone().unwrap_or_default();
     let namespace = service.metadata.namespace.clone().unwrap_or_default();
     let mut metadata = ObjectMeta {
-        // Unique over all namespaces, since some slices move to another namespace.
+        // The name is unique across namespaces, since some slices move to another namespace.
         name: Some(format!("{name}-{namespace}{number}")),
         namespace: service.metadata.namespace.clone(),
         ..ObjectMeta::default()
@@ -83,14 +83,14 @@ fn metadata(generator: &mut Generator<'_>, service: &Service, number: usize) -> 
         add_label(&mut metadata, "service.kubernetes.io/headless", "");
     }
     if generator.one_in(25) {
-        // This label has no effect on a slice; only the headless label has.
+        // This label has no effect on a slice; only the headless label does.
         let key = "service.kubernetes.io/service-proxy-name";
         add_label(&mut metadata, key, "other");
     }
     metadata
 }
 
-/// Returns an address type, mostly one of the Service's families.
+/// Returns an address type, usually that of one of the Service's families.
 fn address_type(generator: &mut Generator<'_>, service: &Service) -> &'static str {
     match generator.rng.u8(0..20) {
         0 | 1 => return "FQDN",
@@ -118,7 +118,7 @@ fn ports(generator: &mut Generator<'_>, service: &Service) -> Vec<EndpointPort> 
         }
         let right = Some(port.name.clone().unwrap_or_default());
         let name = match generator.rng.u8(0..20) {
-            // Names must be unique, so only the first port may lack its name.
+            // Names must be unique, so only the first port may go without one.
             0 if number == 0 => None,
             1 => Some(format!("other{number}")),
             _ => right,
@@ -183,8 +183,8 @@ fn endpoint(
     }
 }
 
-/// Returns the address of a node, for an endpoint in the node's network namespace. Each address is returned
-/// once, so that no two endpoints with different properties have it.
+/// Returns a node's address, for an endpoint in the node's network namespace. Each address is returned only
+/// once, so that no two endpoints with different properties share it.
 fn host_address(generator: &mut Generator<'_>, address_type: &str) -> Option<String> {
     let number = generator.rng.usize(0..generator.nodes.len()) + 10;
     let address = match address_type {
@@ -196,7 +196,7 @@ fn host_address(generator: &mut Generator<'_>, address_type: &str) -> Option<Str
     free.then_some(address)
 }
 
-/// Generates any combination of conditions, most often those of real pods.
+/// Generates any combination of conditions, most often one that real pods have.
 fn conditions(
     generator: &mut Generator<'_>,
     shared: SharedProperties,
@@ -242,12 +242,12 @@ fn hints(generator: &mut Generator<'_>, shared: SharedProperties) -> Option<Endp
     (!empty || generator.one_in(5)).then_some(hints)
 }
 
-/// Generates a slice that shares some endpoints with another slice: either with equal conditions, or so
-/// that exactly one of the two is terminating.
+/// Generates a slice that shares some endpoints with another slice. A shared endpoint either has the same
+/// conditions in both slices or is terminating in exactly one of them.
 fn overlapping_slice(generator: &mut Generator<'_>, from: &EndpointSlice) -> Option<EndpointSlice> {
     let mut slice = from.clone();
     let name = slice.metadata.name.as_mut()?;
-    // The new slice sorts before or after the other slice.
+    // The new slice is sorted either before or after the other one.
     *name = format!("{}{name}", generator.pick(["a", "z"]));
     let mut endpoints = slice.endpoints.take()?;
     endpoints.retain(|_| generator.rng.bool());

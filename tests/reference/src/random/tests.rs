@@ -1,5 +1,5 @@
-//! Tests of the generated clusters: they are reproducible and valid, their results do not depend on order,
-//! and together they have every corner case.
+//! Tests of the generated clusters: they are reproducible and valid, their results don't depend on the order
+//! of objects, and together they cover every corner case.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -160,7 +160,7 @@ fn conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bo
     format!("ready {ready:?}, serving {serving:?}, terminating {terminating:?}")
 }
 
-/// Returns the kinds of address with which two Services claim the same key, for each such pair.
+/// Returns the kinds of address with which two Services claim the same key, for each such pair of Services.
 fn conflicts(cluster: &Cluster, here: &LocalNode) -> Vec<String> {
     let mut claims = BTreeMap::<_, Vec<AddressKind>>::new();
     for service in &cluster.services {

@@ -1,8 +1,8 @@
 //! Tunes glibc's malloc: how much freed memory it keeps, and when it returns memory to the kernel.
 
-/// Makes glibc keep a few MiB of freed memory per arena. By default it returns the pages of freed buffers
-/// to the kernel at once, so every buffer of the tunnel would be mapped and zeroed again. Freed memory
-/// beyond these thresholds is returned as usual.
+/// Makes glibc keep a few MiB of freed memory per arena. By default it returns the pages of freed buffers to
+/// the kernel at once, so the kernel would have to map and zero pages again for every tunnel buffer. Freed
+/// memory beyond these thresholds is returned as usual.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "no safe crate wraps mallopt")]
 pub(crate) fn keep_freed_memory() {
@@ -11,15 +11,16 @@ pub(crate) fn keep_freed_memory() {
         (libc::M_TRIM_THRESHOLD, 16 << 20),
         (libc::M_TOP_PAD, 1 << 20),
     ] {
-        // SAFETY: mallopt takes two integers, and no other thread runs yet. If it fails, the default stays.
+        // SAFETY: mallopt takes two integers, and no other thread is running yet. If it fails, the default
+        // stays in effect.
         unsafe {
             libc::mallopt(option, bytes);
         }
     }
 }
 
-/// Returns free memory to the kernel. Reading all objects at the start takes much more memory than the
-/// daemon needs afterwards.
+/// Returns free memory to the kernel. Reading all objects at startup takes much more memory than the daemon
+/// needs afterwards.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "no safe crate wraps malloc_trim")]
 pub(crate) fn give_back() {

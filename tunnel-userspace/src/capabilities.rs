@@ -1,8 +1,8 @@
-//! Checks the capabilities(7) of this process.
+//! Checks which capabilities(7) this process has.
 
 use std::{fs, io};
 
-/// The name of a capability, and the numbers (`linux/capability.h`) of the capabilities that include it.
+/// A capability's name, and the numbers (from `linux/capability.h`) of the capabilities that grant it.
 pub(crate) type Capability = (&'static str, &'static [u32]);
 
 pub(crate) const BPF: Capability = ("CAP_BPF", &[39, 21]);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Returns the time since the machine booted, including suspend.
+/// Returns the time since the machine booted, including time spent suspended.
 #[must_use]
 pub fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME)
@@ -12,7 +12,7 @@ pub fn since_boot() -> Duration {
         .unwrap_or_default()
 }
 
-/// Returns the current time of the monotonic clock.
+/// Returns the monotonic clock's current time.
 #[must_use]
 pub fn monotonic() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC)

@@ -1,4 +1,4 @@
-//! Parses and formats durations as in the config: `90s`, `10m`, `1h`.
+//! Parses and formats durations as they are written in the config: `90s`, `10m`, `1h`.
 
 use std::{fmt, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets (`tests/fuzz`): parsers of untrusted bytes, which must not panic on any
+//! Entry points for the fuzz targets (`tests/fuzz`): parsers for untrusted bytes, which must not panic on any
 //! input.
 
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     tunnel::parse_messages,
 };
 
-/// Parses two versions of a manifest file, separated by a zero byte. Returns false if parsing the second
-/// version incrementally, after the first, gives a different result than parsing it alone.
+/// Parses two versions of a manifest file, separated by a NUL byte. Returns false if parsing the second
+/// version incrementally, after the first, gives a different result from parsing it alone.
 #[must_use]
 pub fn manifests(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
@@ -15,7 +15,8 @@ pub fn manifests(bytes: &[u8]) -> bool {
     cache_changes_nothing(first, second)
 }
 
-/// Parses a config file of kube-proxy. Returns false if an error lacks the field or the reason.
+/// Parses a kube-proxy config file. Returns false if this fails with an error that lacks the field or the
+/// reason.
 #[must_use]
 pub fn kube_proxy(bytes: &[u8]) -> bool {
     let read = Config::parse_kube_proxy(&String::from_utf8_lossy(bytes));
@@ -23,7 +24,7 @@ pub fn kube_proxy(bytes: &[u8]) -> bool {
 }
 
 /// Parses a chunk of the kernel's reply to a `sock_diag` request. Returns false if the parser finds more
-/// messages than fit into the chunk.
+/// messages than the chunk has room for.
 #[must_use]
 pub fn sock_diag(bytes: &[u8]) -> bool {
     /// The size of a netlink message header, in bytes.
@@ -31,13 +32,13 @@ pub fn sock_diag(bytes: &[u8]) -> bool {
     messages_in(bytes) <= bytes.len().div_ceil(HEADER)
 }
 
-/// Finds the field offsets that the kernel programs need in BTF type information.
+/// Searches BTF type information for the field offsets that the kernel programs need.
 pub fn btf(bytes: &[u8]) {
     search_btf(bytes);
 }
 
-/// Parses the HTTP/2 headers of tunnel streams: the hello of gateway and agent, a CONNECT request, and the
-/// response that refuses one.
+/// Parses the HTTP/2 headers on tunnel streams: the hello between gateway and agent, CONNECT requests, and
+/// the responses that refuse them.
 pub fn heads(bytes: &[u8]) {
     parse_messages(bytes);
 }

@@ -4,22 +4,23 @@
 //! - [`cli`]: the command line
 //! - [`config`]: the configuration file
 //! - [`source`]: reads objects from files and from the API server
-//! - [`k8s`]: converts Kubernetes objects to domain types; each error names the field
+//! - [`k8s`]: converts Kubernetes objects to domain types; each error names the invalid field
 //! - [`model`]: plain domain types
-//! - [`net`]: links, addresses and routes of this node
-//! - [`sockets`]: ends connected sockets of removed backends
-//! - [`plan`]: computes the desired content of the maps (pure)
-//! - [`reconcile`]: compares the desired content with the actual one, and writes the difference
-//! - [`bpf`]: all code that uses aya or the kernel's BPF
-//! - [`identity`]: certificates of gateways and agents: the CA, the store that watches the files, TLS
-//! - [`events`]: Kubernetes Events for problems that need an operator
+//! - [`net`]: this node's links, addresses and routes
+//! - [`sockets`]: ends sockets that are still connected to removed backends
+//! - [`plan`]: computes the desired contents of the maps (pure)
+//! - [`reconcile`]: compares the desired contents of the maps with the actual ones, and writes the
+//!   differences
+//! - [`bpf`]: all code that uses aya or calls bpf(2)
+//! - [`identity`]: certificates for gateways and agents: the CA, the store that watches their files, and TLS
+//! - [`events`]: Kubernetes Events for problems that need an operator's attention
 //! - [`admin`]: the HTTP endpoints for status, metrics and health
-//! - [`tunnel`]: connections from an ingress through a gateway to the agent of an edge node
+//! - [`tunnel`]: connections from an ingress through a gateway to an edge node's agent
 //! - [`tasks`], [`drain`], [`publish`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`,
-//!   [`error_chain`], [`telemetry`]: named tasks; the shutdown signal; publishing a value on change; work in
-//!   several threads; listening sockets; the monotonic clock; durations as text; capabilities(7); error
-//!   chains as text; logs
-//! - [`fuzz`]: entry points of the fuzz targets
+//!   [`error_chain`], [`telemetry`]: named tasks; the shutdown signal; publishing a value when it changes;
+//!   parallel work; listening sockets; the clocks; durations as text; capabilities(7); error chains as text;
+//!   logging
+//! - [`fuzz`]: entry points for the fuzz targets
 pub mod admin;
 pub mod app;
 pub mod bpf;

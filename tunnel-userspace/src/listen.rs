@@ -1,4 +1,4 @@
-//! Listening sockets: binding with retries, and accepting connections until the drain.
+//! Listening sockets: binding with retries, and accepting connections until the drain begins.
 
 use std::{
     collections::BTreeMap, fs, io, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path,
@@ -16,12 +16,12 @@ use tracing::warn;
 
 use crate::drain;
 
-/// The interval between attempts to bind a taken port.
+/// The interval between attempts to bind a port that is in use.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// The listeners that can't be bound yet, by name, with the error.
+/// The listeners that can't be bound yet, by name, each with its error.
 pub(crate) type UnboundPorts = watch::Sender<BTreeMap<String, String>>;
 
-/// Binds a TCP listener. `prepare` sets further socket options before the bind.
+/// Binds a TCP listener. `prepare` may set further socket options before the socket is bound.
 pub(crate) fn tcp(
     address: SocketAddr,
     backlog: i32,
@@ -37,7 +37,7 @@ pub(crate) fn tcp(
     TcpListener::from_std(socket.into())
 }
 
-/// Binds a Unix socket with mode 0600, and replaces the socket of an earlier process.
+/// Binds a Unix socket with mode 0600, replacing any socket that an earlier process left at the path.
 ///
 /// # Errors
 ///
@@ -52,8 +52,8 @@ pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Retries a bind until it succeeds, and then calls `run` with the listener; returns if the drain begins
-/// first. While the bind fails, `unbound_ports` has its error under `name`.
+/// Retries `bind` until it succeeds, and then calls `run` with the listener. Returns early if the drain
+/// begins first. While `bind` keeps failing, `unbound_ports` holds its error under `name`.
 pub(crate) async fn bind_and_serve<T, F: Future<Output = ()>>(
     name: String,
     bind: impl Fn() -> io::Result<T>,
@@ -87,8 +87,8 @@ pub(crate) async fn bind_and_serve<T, F: Future<Output = ()>>(
     }
 }
 
-/// Accepts connections until the drain begins. `admit` may start a task for each connection. Pauses after
-/// a failed accept, since the next one would fail at once, too.
+/// Accepts connections until the drain begins. `admit` may start a task for each connection. Pauses after a
+/// failed accept(), since the next one would fail at once, too.
 pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
     accept: impl Fn() -> F,
     pause: Duration,

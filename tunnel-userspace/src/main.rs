@@ -62,7 +62,7 @@ fn node(args: &NodeArgs) -> Result<()> {
     })
 }
 
-/// Reads the config, and runs a role with it.
+/// Reads the config and runs a role with it.
 fn run_with_config<F>(args: &RunArgs, role: impl FnOnce(Config) -> F) -> Result<()>
 where
     F: Future<Output = Result<(), RoleError>>,
@@ -85,7 +85,7 @@ where
         .build()
         .context("cannot start the async runtime")?;
     let done = runtime.block_on(role(config));
-    // Dropping the runtime would wait for a blocking DNS lookup.
+    // Dropping the runtime would wait for any DNS lookup that is still blocking a thread.
     runtime.shutdown_background();
     Ok(done?)
 }

@@ -6,12 +6,12 @@ use std::{
     thread::{self, Builder, ScopedJoinHandle, available_parallelism},
 };
 
-/// The maximum number of threads per call, since the node runs other workloads. Nested calls (files, and
-/// the documents in each file) may each start as many.
+/// The maximum number of threads per call. It is low, since the node runs other workloads, too. Nested calls
+/// (for files, and for the documents in each file) may each start this many.
 const MAX_THREADS: usize = 4;
 
 /// Calls `work` with the index and value of each item, and returns the results in the same order. Uses
-/// several threads if there are at least `few` items.
+/// several threads if there are at least `min_parallel` items.
 pub(crate) fn map<T: Sync, R: Send>(
     items: &[T],
     min_parallel: usize,
@@ -37,7 +37,7 @@ pub(crate) fn map<T: Sync, R: Send>(
             .collect();
         let done = |(thread, chunk): (io::Result<ScopedJoinHandle<'_, Vec<R>>>, _)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            // The system could not start the thread, so this thread does its work.
+            // The thread could not be started, so this thread does its work.
             Err(_) => worker(chunk),
         };
         workers.into_iter().zip(chunks()).flat_map(done).collect()

@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::{Instrument as _, Span, error, info_span, warn};
 
-/// The running tasks of a role, and the signal that makes them drain.
+/// A role's running tasks, and the signal that makes them drain.
 #[derive(Default)]
 pub struct Tasks {
     set: JoinSet<&'static str>,
@@ -13,7 +13,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Starts a task in a tracing span with its name.
+    /// Starts a task in a tracing span that carries its name.
     pub fn start(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let named = async move {
             task.await;
@@ -28,7 +28,8 @@ impl Tasks {
         self.drain.subscribe()
     }
 
-    /// Waits until a task ends, and returns its name or its panic. No task should end before the drain.
+    /// Waits until a task ends, and returns its name or its panic message. No task should end before the
+    /// drain.
     pub async fn ended(&mut self) -> String {
         match self.set.join_next().await {
             Some(Ok(name)) => name.to_owned(),
@@ -37,7 +38,7 @@ impl Tasks {
         }
     }
 
-    /// Begins the drain and waits up to `limit` for all tasks to end; then aborts the others.
+    /// Begins the drain and waits up to `limit` for all tasks to end; then aborts those that have not.
     pub async fn finish(mut self, limit: Duration) {
         self.drain.send_replace(true);
         let all = async {
@@ -56,8 +57,8 @@ impl Tasks {
     }
 }
 
-/// Returns the tracing span of a task. The field is not called `name`, because the JSON of a span already
-/// has a key `name`.
+/// Returns the tracing span for a task. The field is not called `name`, because a span's JSON already has a
+/// key of that name.
 pub(crate) fn span(task: &'static str) -> Span {
     info_span!("run", task)
 }

@@ -25,12 +25,12 @@ pub enum StartError {
     AlreadyStarted(#[from] SetGlobalDefaultError),
 }
 
-/// Starts logging, as text or with one JSON object per line. Example filters: `info`,
+/// Starts logging, either as text or as one JSON object per line. Example filters: `info`,
 /// `info,tunnel_userspace::source=debug`.
 ///
 /// # Errors
 ///
-/// The filter is invalid, or logging was started before.
+/// The filter is invalid, or logging has already been started.
 pub fn start(filter: &str, as_json: bool) -> Result<(), StartError> {
     let parsed = parse(filter).map_err(|reason| StartError::Filter {
         filter: filter.to_owned(),
@@ -50,7 +50,7 @@ pub fn start(filter: &str, as_json: bool) -> Result<(), StartError> {
 
 /// Builds a subscriber that writes each event as one JSON object. The event's fields are at the top level,
 /// next to `timestamp`, `level`, `target`, `span` and `spans`, so events must not use these names. A span
-/// must not have a field `name`.
+/// must not have a field called `name`.
 fn json<W>(filter: EnvFilter, writer: W) -> impl Subscriber + Send + Sync
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -63,7 +63,7 @@ where
         .finish()
 }
 
-/// Parses a filter. A directive without `=` must be a level: `EnvFilter` would take any other word as the
+/// Parses a filter. A directive without `=` must be a level: `EnvFilter` would take any other word for the
 /// name of a target, and turn off all other targets.
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     let is_level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
@@ -76,8 +76,8 @@ fn parse(filter: &str) -> Result<EnvFilter, String> {
     }
 }
 
-/// Returns the line for the error that ends the process, in the format of the log. The log filter does not
-/// apply to it.
+/// Formats the error that ends the process as a line in the log's format. The log filter does not apply to
+/// it.
 #[must_use]
 pub fn fatal_error_line(error: &str, as_json: bool) -> String {
     if !as_json {
@@ -133,7 +133,7 @@ mod tests {
     fn keys(line: &str) -> Option<Vec<String>> {
         let object: serde_json::Map<String, Value> = serde_json::from_str(line).expect("JSON");
         let keys = object.keys().cloned().collect();
-        // Parsing keeps only the last of two equal keys, so the text gets shorter.
+        // Parsing keeps only the last of two duplicate keys, so the text gets shorter.
         (Value::Object(object).to_string().len() == line.len()).then_some(keys)
     }
 

@@ -1,26 +1,26 @@
-//! All code that uses aya or the kernel's BPF.
+//! All code that uses aya or calls bpf(2).
 //!
-//! - `probe`: detects features of this kernel
-//! - `pin_directory`: checks and locks the directory of pins; `pin`: checks and removes one pin
-//! - `map_directories`: names the directories of maps, and plans their renames and removals (pure)
-//! - `migration`: replaces maps of other sizes or of an older layout
-//! - `map_spec`: type, sizes and flags of maps, from the table or from the kernel
-//! - `data_path`: loads the programs on the pinned maps
-//! - `programs`: the loaded programs, shared by the modules that attach them
-//! - `attach`: attaches programs to the cgroup by pinned links
-//! - `kernel_log`: replaces one program by its logging variant, and reads the events
-//! - `batched_writes`: batched writes to maps
+//! - `probe`: detects which features this kernel has
+//! - `pin_directory`: checks and locks the pin directory; `pin`: checks and removes one pin
+//! - `map_directories`: names the map directories, and plans how they are renamed and removed (pure)
+//! - `migration`: replaces maps that have other sizes or an older layout
+//! - `map_spec`: a map's type, sizes and flags, as listed in the table or as reported by the kernel
+//! - `data_path`: loads the programs with the pinned maps
+//! - `programs`: an object's loaded programs, shared by the modules that attach them
+//! - `attach`: attaches programs to the cgroup through pinned links
+//! - `kernel_log`: replaces one program with its logging variant, and reads its events
+//! - `batched_writes`: writes to the maps in batches
 //! - `guard`: attaches the guard to uplinks
-//! - `open_connections`: the counts of open connections
+//! - `open_connections`: counts of open connections, by backend
 //! - `maps`: the service maps, the steering maps, and the counters
-//! - `socket_storage`: reads the stored translations of sockets
+//! - `socket_storage`: reads the translations that are stored with sockets
 //! - `mounts`: mounts the file systems that a node needs
-//! - `socket_iterator`: a BPF iterator over all values of a socket storage
+//! - `socket_iterator`: a BPF iterator over all values in a socket storage map
 //! - `btf`: parses the kernel's BTF (pure)
-//! - `kernel_offsets`: finds the offsets of kernel structure fields that the programs read
-//! - `path`: file systems, and errors with a path
+//! - `kernel_offsets`: finds the offsets of the kernel structure fields that the programs read
+//! - `path`: finds the file system that a path is on, and adds paths to errors
 //! - `cgroup`: finds the cgroup v2 hierarchy
-//! - `sys`: calls of bpf(2) that aya lacks, and the wait for an RCU grace period
+//! - `sys`: bpf(2) commands that aya lacks, and waiting for an RCU grace period
 
 mod attach;
 mod batched_writes;

@@ -1,4 +1,5 @@
-//! Attaches programs by pinned links. A link outlives the daemon, and its program is replaced atomically.
+//! Attaches programs through pinned links. A link outlives the daemon, and its program can be replaced
+//! atomically.
 
 use std::{
     fs::{self, File},
@@ -19,8 +20,8 @@ use super::{
     sys::{self, LinkTarget},
 };
 
-/// Parses the name of a pinned link: returns its program, and for a link of an uplink the index of the
-/// device; none if no program has links of this name.
+/// Parses the name of a pinned link. Returns the link's program, and for a link on an uplink the device's
+/// index, too. Returns `None` if no program's links are named like this.
 pub(super) fn parse_pin_name(name: &str) -> Option<(&'static Program, Option<u32>)> {
     let cgroup_program =
         Program::named(name).filter(|program| program.attach_point == AttachPoint::Cgroup);
@@ -33,25 +34,25 @@ pub(super) fn parse_pin_name(name: &str) -> Option<(&'static Program, Option<u32
     Some((program, Some(device.parse().ok()?)))
 }
 
-/// Returns the pin name of a program's link to a device.
+/// Returns the pin name for the link that attaches a program to a device.
 pub(super) fn pin_name(program: &Program, device: u32) -> String {
     format!("{}-{device}", program.name)
 }
 
-/// The error of attaching a program.
+/// An error that can occur when attaching a program.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The cgroup does not exist.
     #[error(transparent)]
     Cgroup(#[from] PathError),
-    /// A step of attaching failed.
+    /// A step in attaching a program failed.
     #[error("cannot {step} program {program} on cgroup {path}{}", hint(.step, .path, .source))]
     Step {
         /// The step that failed.
         step: &'static str,
         /// The name of the program.
         program: &'static str,
-        /// The directory of the cgroup.
+        /// The cgroup's directory.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -59,7 +60,7 @@ pub enum AttachError {
     },
 }
 
-/// Returns a hint for a permission error of attaching; an empty text for other errors.
+/// Returns a hint if permission to attach was denied, and an empty string for any other error.
 fn hint(step: &str, path: &Path, source: &io::Error) -> String {
     if step != ATTACH || source.kind() != io::ErrorKind::PermissionDenied {
         return String::new();
@@ -77,19 +78,19 @@ fn hint(step: &str, path: &Path, source: &io::Error) -> String {
 pub struct Attached {
     /// The number of hooks whose program was replaced.
     pub replaced: usize,
-    /// New links and the paths for their pins. Dropping a link before it is pinned detaches it.
+    /// The new links, and the path at which to pin each. Dropping a link before it is pinned detaches it.
     links: Vec<(PathBuf, OwnedFd)>,
 }
 
 impl Attached {
-    /// Returns the number of hooks that had no program of Culvert before.
+    /// Returns how many hooks had no Culvert program before.
     #[must_use]
     pub const fn new_links(&self) -> usize {
         self.links.len()
     }
 
-    /// Pins the new links, so that they outlive this process. Replaces older pins at these paths, which are
-    /// links to another cgroup.
+    /// Pins the new links, so that they outlive this process. Replaces any older pins at these paths; those
+    /// are links to another cgroup.
     ///
     /// # Errors
     ///
@@ -101,7 +102,7 @@ impl Attached {
     }
 }
 
-/// Attaches every cgroup program to a cgroup, or replaces the attached one.
+/// Attaches every cgroup program to a cgroup, replacing any that is already attached.
 pub(super) fn attach(
     programs: &Programs,
     links: &Path,
@@ -129,18 +130,19 @@ pub(super) fn attach(
     Ok(attached)
 }
 
-/// The step of attaching a program to a hook that has none of ours.
+/// The step that attaches a program to a hook that has no Culvert program yet.
 const ATTACH: &str = "attach";
 
 /// The result of attaching one program.
 pub(super) enum AttachResult {
-    /// The program of an existing link was replaced.
+    /// An existing link's program was replaced.
     Replaced,
     /// A new link was created. Dropping it before it is pinned detaches the program.
     Created(OwnedFd),
 }
 
-/// Replaces the program of a pinned link, or creates a link. Returns an error with the step that failed.
+/// Replaces the program of a pinned link, or creates a link if there is none. On failure, returns the failed
+/// step with the error.
 pub(super) fn attach_program(
     program: &ProgramFd,
     row: &Program,
@@ -158,7 +160,7 @@ pub(super) fn attach_program(
     created.map(AttachResult::Created).map_err(failed(ATTACH))
 }
 
-/// Pins a link, or the program of a filter. Replaces an older pin at the path.
+/// Pins a link, or a filter's program, replacing any older pin at the path.
 pub(super) fn replace_pin(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     match sys::pin(link, pin) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -169,7 +171,7 @@ pub(super) fn replace_pin(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a pinned link; none if there is no pin, or if the link is detached or leads to another target.
+/// Opens a pinned link. Returns `None` if there is no pin, or if the link is detached or has another target.
 fn open_link(pin: &Path, wanted: sys::LinkInfo) -> io::Result<Option<OwnedFd>> {
     let link = match sys::open_pin(pin) {
         Ok(link) => link,

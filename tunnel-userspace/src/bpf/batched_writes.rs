@@ -1,5 +1,5 @@
 //! Batched writes to the service maps. A separate thread writes each batch with one system call per map,
-//! while the owner of the maps prepares the next batch.
+//! while the maps' owner prepares the next batch.
 
 use std::{
     io,
@@ -16,11 +16,11 @@ use tunnel_common::{
 use super::maps::{KernelMaps, ServiceMaps};
 use crate::reconcile::WriteError;
 
-/// The number of writes at which a batch is submitted. A batch may be larger, since it has all writes of a
-/// service port.
+/// The number of writes at which a batch is submitted. A batch may be larger, since all writes for a service
+/// port go into the same batch.
 const BATCH_SIZE: usize = 16_384;
 
-/// The maximum number of batches that wait for the thread.
+/// The maximum number of batches that may wait for the thread.
 const QUEUED_BATCHES: usize = 1;
 
 /// The pending writes: the batch that is being filled, and the thread that writes earlier batches.
@@ -28,7 +28,7 @@ const QUEUED_BATCHES: usize = 1;
 pub(super) struct BatchedWrites {
     pub(super) batch: Batch,
     writer: Option<BatchWriter>,
-    /// The first error of a write.
+    /// The first error from a write.
     pub(super) error: Option<WriteError>,
 }
 
@@ -60,7 +60,7 @@ impl Batch {
     }
 }
 
-/// The thread that writes batches, until a write fails.
+/// The thread that writes batches until a write fails.
 #[derive(Debug)]
 struct BatchWriter {
     batches: SyncSender<Batch>,
@@ -91,7 +91,7 @@ impl KernelMaps {
             return;
         };
         let batch = std::mem::take(&mut writes.batch);
-        // After an error nothing more is written; reading the maps again shows which entries are missing.
+        // After an error, nothing more is written; reading the maps again shows which entries are missing.
         if writes.error.is_some() || batch.len() == 0 {
             return;
         }
@@ -110,10 +110,10 @@ impl KernelMaps {
         }
     }
 
-    /// Waits until all pending writes are done. Returns false if one of them failed, and no further writes
-    /// may follow; [`MapWriter::flush`] returns the error.
+    /// Waits until all pending writes are done. Returns false if one of them failed; no further writes may
+    /// follow then, and [`MapWriter::flush_batch`] returns the error.
     ///
-    /// [`MapWriter::flush`]: crate::reconcile::MapWriter::flush
+    /// [`MapWriter::flush_batch`]: crate::reconcile::MapWriter::flush_batch
     pub(super) fn finish_batches(&mut self) -> bool {
         self.submit_batch();
         let Some(writes) = &mut self.batched_writes else {

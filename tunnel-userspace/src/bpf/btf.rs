@@ -1,12 +1,12 @@
-//! Parses the kernel's BTF, the description of its types (`Documentation/bpf/btf.rst`), to find functions
-//! and members of structures. aya parses BTF too, but doesn't export members. Pure.
+//! Parses the kernel's BTF, the description of its types (`Documentation/bpf/btf.rst`), to find functions and
+//! the members of structures. aya parses BTF, too, but doesn't expose members. Pure.
 
 use zerocopy::FromBytes as _;
 
-/// The file with the kernel's BTF.
+/// The file that contains the kernel's BTF.
 pub(super) const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// The kinds of types that can be searched.
+/// The kinds of types that can be searched for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub(super) enum TypeKind {
@@ -15,7 +15,8 @@ pub(super) enum TypeKind {
 }
 
 const MAGIC: u16 = 0xeb9f;
-/// The sizes in bytes of a type, without the data that depends on its kind, and of a member.
+/// The size of an encoded type, without the data that depends on its kind, and the size of a member, both in
+/// bytes.
 const TYPE_SIZE: usize = 12;
 const MEMBER_SIZE: usize = 12;
 
@@ -26,17 +27,17 @@ const VOLATILE: u32 = 9;
 const CONST: u32 = 10;
 const FUNC: u32 = 12;
 
-/// The maximum depth of anonymous members that are searched.
+/// The maximum nesting depth to which anonymous members are searched.
 const MAX_DEPTH: u32 = 8;
 /// The maximum number of members that a search reads. No structure has nearly as many; the limit is for
-/// invalid BTF, in which structures contain each other.
+/// invalid BTF whose structures contain each other.
 const MAX_MEMBERS: u32 = 100_000;
 
 /// The parsed BTF.
 pub(super) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// The offset of each type in `types`. The first type has the id 1.
+    /// The offset of each type in `types`. The first type has id 1.
     offsets: Vec<usize>,
 }
 
@@ -44,7 +45,7 @@ pub(super) struct Btf<'a> {
 struct Type<'a> {
     name: u32,
     kind: u32,
-    /// True if members have the width of bit fields.
+    /// True if each member's offset also encodes a bit-field width.
     has_bit_fields: bool,
     /// The id of the type that this one refers to.
     referenced: u32,
@@ -57,17 +58,17 @@ struct Type<'a> {
 pub(super) struct Member {
     /// The offset from the start of the structure, in bytes.
     pub(super) offset: u32,
-    /// The first bit of a bit field in that byte, counted from the lowest bit, or from the highest on
-    /// big-endian machines; 0 for other members.
+    /// The position of a bit field's first bit in that byte, counted from the lowest bit, or from the highest
+    /// on big-endian machines; 0 for other members.
     pub(super) bit: u32,
-    /// The number of bits of a bit field; 0 for other members.
+    /// The width of a bit field in bits; 0 for other members.
     pub(super) width: u32,
     /// The id of the member's type.
     type_id: u32,
 }
 
 impl<'a> Btf<'a> {
-    /// Parses BTF; returns none if it is invalid.
+    /// Parses BTF; returns `None` if it is invalid.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, _) = <[u32; 6]>::read_from_prefix(bytes).ok()?;
         let [
@@ -110,13 +111,14 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Returns a member of a structure, or of its anonymous members.
+    /// Finds a member of a structure by name, searching its anonymous members, too.
     pub(super) fn member(&self, id: u32, name: &str) -> Option<Member> {
         let mut budget = MAX_MEMBERS;
         self.member_within(id, name, MAX_DEPTH, &mut budget)
     }
 
-    /// Returns a member of a structure that is itself the member `outer`.
+    /// Finds a member of the structure that is itself the member `outer`. Its offset is from the start of the
+    /// structure that contains `outer`.
     pub(super) fn member_of(&self, outer: Member, name: &str) -> Option<Member> {
         let inner = self.member(outer.type_id, name)?;
         Some(Member {
@@ -189,8 +191,8 @@ fn read_type(bytes: &[u8]) -> Option<Type<'_>> {
     })
 }
 
-/// Returns the size of an encoded type in bytes (`btf_type_ops` of kernel/bpf/btf.c); none for an
-/// unknown kind.
+/// Returns the size of an encoded type in bytes (see `btf_type_ops` in kernel/bpf/btf.c); `None` if its kind
+/// is unknown.
 fn encoded_size(bytes: &[u8]) -> Option<usize> {
     let found = read_type(bytes)?;
     let each = |size: usize| found.count.checked_mul(size);

@@ -9,10 +9,10 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::path::{PathError, failed};
 
-/// The error of finding or checking a cgroup.
+/// An error that can occur when finding or checking a cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// The directory, or the table of mounts, can't be read.
+    /// The directory or the mount table can't be read.
     #[error(transparent)]
     Path(#[from] PathError),
     /// The directory is not a cgroup.
@@ -29,7 +29,7 @@ pub enum CgroupError {
     None,
 }
 
-/// Checks that a path is a directory of a cgroup v2 hierarchy.
+/// Checks that a path is a directory in a cgroup v2 hierarchy.
 ///
 /// # Errors
 ///
@@ -47,14 +47,14 @@ pub fn check(path: &Path) -> Result<(), CgroupError> {
 ///
 /// # Errors
 ///
-/// No hierarchy is mounted, or the table of mounts can't be read.
+/// No cgroup v2 hierarchy is mounted, or the mount table can't be read.
 pub fn find_root() -> Result<PathBuf, CgroupError> {
     let table = Path::new("/proc/self/mounts");
     let mounts = fs::read_to_string(table).map_err(failed("read", table))?;
     root_in(&mounts).ok_or(CgroupError::None)
 }
 
-/// Returns the mount point of the first cgroup2 mount in the table. Spaces in it are octal there.
+/// Returns the mount point of the first cgroup2 mount in the mount table, which escapes spaces as `\040`.
 fn root_in(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);

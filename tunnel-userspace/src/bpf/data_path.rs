@@ -1,4 +1,4 @@
-//! Loads the object with the kernel programs on the pinned maps.
+//! Loads the object that contains the kernel programs, which use the pinned maps.
 
 use std::{
     io,
@@ -28,13 +28,13 @@ use super::{
 };
 use crate::reconcile::{AdoptError, GracePeriod, MapSizes, ReadError, WriteError};
 
-/// The object with the kernel programs, as compiled by the build script.
+/// The object that contains the kernel programs, compiled by the build script.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
 
-/// The error of loading the data path.
+/// An error that can occur when loading the data path.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The directory of pins can't be used.
+    /// The pin directory can't be used.
     #[error(transparent)]
     Pins(#[from] PinError),
     /// The existing maps can't be read.
@@ -43,19 +43,19 @@ pub enum LoadError {
     /// The new maps can't be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The content of the existing maps can't be migrated.
+    /// The contents of the existing maps can't be migrated.
     #[error(transparent)]
     Migrate(#[from] AdoptError),
     /// The CPUs can't be counted.
     #[error("cannot count the CPUs")]
     Cpus(#[source] io::Error),
-    /// The maps of the object can't be opened or created.
+    /// The object's maps can't be opened or created.
     #[error(
         "cannot create the maps (before Linux 5.11, `Operation not permitted` may mean that the limit \
          of locked memory, ulimit -l, is too low; raising it needs CAP_SYS_RESOURCE)"
     )]
     Object(#[source] EbpfError),
-    /// A program is not in the object, or has another type.
+    /// A program is missing from the object, or has an unexpected type.
     #[error("the compiled object has no program {program} of the expected type")]
     NoProgram {
         /// The name of the program.
@@ -72,8 +72,8 @@ pub enum LoadError {
     },
 }
 
-/// Raises the limit of locked memory; returns true if that succeeds. Before Linux 5.11, maps and programs
-/// count against this limit, even for root; later kernels ignore it for them.
+/// Raises the limit on locked memory; returns true on success. Before Linux 5.11, maps and programs count
+/// against this limit, even for root; on later kernels they don't.
 pub(super) fn raise_memory_limit() -> bool {
     let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     if let Err(error) = raised {
@@ -82,18 +82,18 @@ pub(super) fn raise_memory_limit() -> bool {
     raised.is_ok()
 }
 
-/// The settings of the programs that come from the config.
+/// The program settings that come from the config.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ProgramSettings {
-    /// The mark of the daemon's own sockets, which are not translated; 0 if no socket is marked.
+    /// The mark on the daemon's own sockets, which are not translated; 0 if they are not marked.
     pub own_mark: u32,
     /// The steering prefixes, at most one per address family. If there are none, nothing is steered.
     pub prefixes: Vec<Prefix>,
 }
 
 impl ProgramSettings {
-    /// Returns the network and mask of a family's steering prefix; without a prefix, values that match no
-    /// address.
+    /// Returns the network and mask of a family's steering prefix. If the family has none, returns values
+    /// that match no address.
     fn network_and_mask(&self, is_v4: bool) -> ([u32; 4], [u32; 4]) {
         let prefix = self.prefixes.iter().find(|prefix| prefix.is_v4() == is_v4);
         prefix.map_or(([u32::MAX; 4], [0; 4]), |prefix| {
@@ -102,12 +102,12 @@ impl ProgramSettings {
     }
 }
 
-/// The constants of the programs (globals of the object): the name and bytes of each.
+/// The programs' constants (globals in the object): the name and bytes of each.
 #[derive(Clone, Debug)]
 pub struct Globals([(&'static str, Vec<u8>); 8]);
 
 impl Globals {
-    /// Returns the constants for the features of this kernel and the settings.
+    /// Returns the constants for this kernel's features and these settings.
     #[must_use]
     pub fn new(features: Features, settings: &ProgramSettings) -> Self {
         let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -131,7 +131,7 @@ impl Globals {
         ])
     }
 
-    /// Sets the constants of the object that a loader is about to load.
+    /// Sets the constants in the object that `loader` is about to load.
     pub fn apply_to<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         for (name, bytes) in self.by_name() {
             loader.override_global(name, bytes, true);
@@ -144,10 +144,10 @@ impl Globals {
     }
 }
 
-/// Programs that are loaded on the pinned maps, and ready to be attached.
+/// Programs that are loaded with the pinned maps and ready to be attached.
 pub struct DataPath {
     pub(super) programs: Programs,
-    /// The programs for uplinks: the plain ones, or their logging variant.
+    /// The programs for uplinks: the plain ones, or their logging variants.
     pub(super) uplink_programs: Programs,
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
@@ -155,12 +155,12 @@ pub struct DataPath {
     open_connections: Arc<OpenConnections>,
     sizes: MapSizes,
     features: Features,
-    /// True if this process created the maps, and none existed before.
+    /// True if no maps existed before and this process created them.
     is_new: bool,
     new_maps: Option<NewMaps>,
 }
 
-/// New maps that are not promoted yet. They are empty if the old maps have an older layout.
+/// New maps that have not been promoted yet. They are empty if the old maps have an older layout.
 #[derive(Clone, Copy, Debug)]
 struct NewMaps {
     is_empty: bool,
@@ -171,7 +171,7 @@ impl DataPath {
     ///
     /// If the existing maps have other sizes or an older layout, creates new maps next to them;
     /// [`Self::promote`] must then be called before [`Self::attach`]. Keeps the old sizes if the new ones
-    /// can't be applied. `now` is the time since the machine started.
+    /// can't be applied. `now` is the time since the machine booted.
     ///
     /// # Errors
     ///
@@ -244,15 +244,15 @@ impl DataPath {
         })
     }
 
-    /// Returns true if the maps are empty, while attached programs still use older ones. The programs may
+    /// Returns true if the maps are empty while the attached programs still use older ones. The programs may
     /// then be replaced only after the sources have delivered all objects.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         matches!(self.new_maps, Some(NewMaps { is_empty: true }))
     }
 
-    /// Replaces the existing maps by the new ones, if new ones were created. The next start of the daemon
-    /// then finds the new ones.
+    /// Replaces the existing maps with the new ones, if any were created. The daemon then finds the new ones
+    /// the next time it starts.
     ///
     /// # Errors
     ///
@@ -266,12 +266,13 @@ impl DataPath {
         Ok(())
     }
 
-    /// Waits until no replaced program runs any more, and then adds the counts of replaced maps to the new
-    /// ones. Must be called after [`Self::attach`], and before the replaced maps are removed.
+    /// Waits until no replaced program is running any more, and then adds the counts in replaced maps to
+    /// those in the new ones. Must be called after [`Self::attach`], and before the replaced maps are
+    /// removed.
     ///
     /// # Errors
     ///
-    /// The wait for a grace period fails.
+    /// Waiting for a grace period fails.
     pub fn merge_replaced_counts(&self, grace: &impl GracePeriod) -> io::Result<()> {
         if !self.open_connections.is_merged() {
             grace.wait()?;
@@ -280,7 +281,7 @@ impl DataPath {
         Ok(())
     }
 
-    /// Returns the guard of the uplinks.
+    /// Returns the guard for the uplinks.
     ///
     /// # Errors
     ///
@@ -317,7 +318,7 @@ impl DataPath {
         Ok((maps, Counters::open(&self.maps, open_connections())?))
     }
 
-    /// Attaches the programs to a cgroup, or replaces the attached ones.
+    /// Attaches the programs to a cgroup, replacing any that are already attached.
     ///
     /// # Errors
     ///
@@ -327,7 +328,7 @@ impl DataPath {
     }
 }
 
-/// Returns a loader that loads programs on the maps that are pinned in a directory.
+/// Returns a loader whose programs use the maps that are pinned in a directory.
 pub(super) fn loader<'a>(directory: &Path, globals: &'a Globals) -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     globals.apply_to(&mut loader);
@@ -337,7 +338,7 @@ pub(super) fn loader<'a>(directory: &Path, globals: &'a Globals) -> EbpfLoader<'
     loader
 }
 
-/// Opens or creates the maps in a directory, and loads every program on them.
+/// Opens or creates the maps in a directory, and loads every program with them.
 fn load_object(directory: &Path, sizes: MapSizes, globals: &Globals) -> Result<Ebpf, LoadError> {
     let mut loader = loader(directory, globals);
     let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;

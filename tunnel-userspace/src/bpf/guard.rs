@@ -1,7 +1,8 @@
-//! Attaches the guard to uplinks: a program at tc that drops packets from outside to a steering prefix.
+//! Attaches the guard to uplinks. The guard is a tc program that drops packets from outside that are
+//! addressed to a steering prefix.
 //!
-//! Kernels with tcx attach it by a pinned link. Others attach it as a filter of clsact, with a fixed
-//! priority and handle; the pinned program then marks that there is a filter.
+//! On kernels with tcx, it is attached through a pinned link. On others, it is attached as a clsact filter
+//! with a fixed priority and handle; the program is pinned then, to show that there is a filter.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,15 +27,16 @@ use super::{
 };
 use crate::net::UplinkGuard;
 
-/// The priority of the filter, which runs it before all others, and a handle that the kernel never
+/// The filter's priority, which makes it run before all others, and its handle, which the kernel never
 /// allocates itself.
 const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
 
-/// The entry of the map `host` with the address families whose steering prefix has a route.
+/// The index of the entry in the map `host` that holds the address families whose steering prefix has a
+/// route.
 const ROUTED_FAMILIES: u32 = 1;
 
-/// The error of attaching or detaching the guard, or of enabling the ingress.
+/// An error that can occur when attaching or detaching the guard, or when enabling steering.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}")]
 pub struct GuardError {
@@ -47,7 +49,7 @@ fn failed(step: String) -> impl FnOnce(io::Error) -> GuardError {
     move |source| GuardError { step, source }
 }
 
-/// The guard, and the devices to which it is attached.
+/// The guard, and the devices that it is attached to.
 pub struct Guard {
     programs: Programs,
     links: PathBuf,
@@ -124,17 +126,17 @@ impl Guard {
             classid: None,
         });
         let filter = |program: &mut SchedClassifier| {
-            // Fails if there is no filter to replace.
+            // `attach_to_link` fails if there is no filter to replace.
             let id = program.attach_to_link(existing).or_else(|_no_filter| {
                 program.attach_with_options(name, TcAttachType::Ingress, options)
             });
             let id = id.map_err(to_io_error)?;
-            // The filter must outlive this process, and dropping the link would remove it.
+            // The filter must outlive this process, but dropping the link would remove it.
             let _kept = ManuallyDrop::new(program.take_link(id).map_err(to_io_error)?);
             Ok(())
         };
         self.programs.with_classifier(&GUARD, filter)?;
-        // Pinned after the filter is attached. If one of the two is missing, both are created again.
+        // The pin is created only after the filter is attached. If either is missing, both are created again.
         attach::replace_pin(self.programs.fd(&GUARD)?.as_fd(), pin)
     }
 }
@@ -153,7 +155,7 @@ impl UplinkGuard for Guard {
             if !reattach && self.attached.contains(device) {
                 continue;
             }
-            // Continues after a failure, so that all other devices are guarded.
+            // Continues after a failure, so that all other devices are still guarded.
             match self.attach_to(*device, name) {
                 Ok(()) => {
                     if self.attached.insert(*device) {
@@ -203,7 +205,7 @@ impl UplinkGuard for Guard {
     }
 }
 
-/// Returns the device and the pin of each guard.
+/// Returns the device index and the pin path of each pinned guard.
 fn pinned_guards(links: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(links) else {
         return Vec::new();
@@ -217,8 +219,8 @@ fn pinned_guards(links: &Path) -> Vec<(u32, PathBuf)> {
         .collect()
 }
 
-/// Returns true if a pin is the guard of a device: a tcx link to it, a tcx link to a removed device, or the
-/// pinned program of a filter.
+/// Returns true if a pin is the guard for a device: a tcx link to it, a tcx link to a removed device, or a
+/// filter's pinned program.
 pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     let object = sys::open_pin(pin)?;
     if let Some(found) = sys::link_info(object.as_fd())? {
@@ -233,19 +235,19 @@ pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     sys::is_classifier(object.as_fd(), GUARD.name)
 }
 
-/// Removes the filter of a pinned program, if the pin is a program and the device exists.
+/// Removes the filter that runs a pinned program, if the pin is a program and the device exists.
 pub(super) fn remove_filter(pin: &Path, device: u32) -> io::Result<()> {
     let object = sys::open_pin(pin)?;
     if !sys::is_classifier(object.as_fd(), GUARD.name)? {
         return Ok(());
     }
-    // For a removed device nix returns an empty name instead of an error.
+    // For a removed device, nix returns an empty name instead of an error.
     let name = if_indextoname(device).unwrap_or_default();
     if name.is_empty() {
         return Ok(());
     }
     let existing = filter_link(&name.to_string_lossy())?;
-    // The filter may be removed already.
+    // The filter may already have been removed.
     if let Err(error) = aya::programs::links::Link::detach(existing) {
         tracing::debug!(%error, device, "no filter to detach");
     }

@@ -1,5 +1,5 @@
-//! Logs the events of one kernel program: loads its logging variant on the pinned maps, and replaces the
-//! plain program by it until this process ends.
+//! Logs one kernel program's events: loads the program's logging variant with the pinned maps, and runs it in
+//! place of the plain program until this process exits.
 
 use std::{
     convert::Infallible,
@@ -32,43 +32,43 @@ use super::{
     sys,
 };
 
-/// The object with the logging variants of the programs, as compiled by the build script.
+/// The object that contains the programs' logging variants, compiled by the build script.
 pub static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert-log.bpf.o"));
 
 /// The interval at which the ring buffer is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The maximum number of events that are logged per interval. Further events wait in the ring buffer, and
-/// are lost and counted if it is full.
+/// The maximum number of events that are logged per interval. Further events wait in the ring buffer. When it
+/// is full, they are lost, and counted as lost.
 const MAX_PER_INTERVAL: u32 = 100;
 
 /// A kernel program whose events are logged.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelLog {
-    /// The program, named as its hook.
+    /// The program, named after its hook.
     pub program: String,
     /// The most detailed level that is logged.
     #[serde(default)]
     pub level: KernelLogLevel,
 }
 
-/// The level of detail; the programs compare with its numbers.
+/// The level of detail, with the number that the programs compare.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum KernelLogLevel {
-    /// Failures.
+    /// Failures only.
     Error = 1,
-    /// Possible failures.
+    /// Possible failures, too.
     Warn,
-    /// New state.
+    /// Changes of state, too.
     Info,
-    /// Decisions.
+    /// The program's decisions, too.
     #[default]
     Debug,
-    /// Sockets that were left alone, too.
+    /// Traffic that the program ignores, too.
     Trace,
 }
 
@@ -78,7 +78,8 @@ impl fmt::Display for KernelLogLevel {
     }
 }
 
-/// The error of replacing a program by its logging variant. The plain program stays attached.
+/// An error that can occur when replacing a program with its logging variant. The plain program then stays
+/// attached.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} the logging variant of program {program}")]
 pub struct KernelLogError {
@@ -88,11 +89,11 @@ pub struct KernelLogError {
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// A program that logs its events. Dropping it restores the plain program, except for the guard, which keeps
-/// logging until the next start.
+/// A program that logs its events. Dropping it restores the plain program. The guard is an exception: its
+/// logging variant stays attached until the daemon next starts.
 pub struct LoggingProgram {
     program: String,
-    /// The link, and the plain program.
+    /// The link, and the plain program to restore; `None` for the guard.
     plain: Option<(OwnedFd, ProgramFd)>,
     /// Stops the reader when dropped.
     stop: Option<Sender<Infallible>>,
@@ -100,7 +101,7 @@ pub struct LoggingProgram {
 }
 
 impl DataPath {
-    /// Replaces an attached program by its logging variant, and writes its events to the log, with the
+    /// Replaces an attached program with its logging variant, and writes its events to the log under the
     /// target `kernel`.
     ///
     /// # Errors
@@ -163,7 +164,7 @@ impl DataPath {
         Ok(variant)
     }
 
-    /// Replaces the program of a pinned link; returns the link and the previous program.
+    /// Replaces a pinned link's program with its variant; returns the link and the plain program.
     fn replace_program(
         &self,
         row: &Program,
@@ -203,11 +204,11 @@ fn read_events(mut logger: EbpfLogger<Arc<LogWriter>>, writer: &LogWriter) {
     while writer.rate_limit().wait_for_interval() {
         logger.flush();
     }
-    // Reads the events from before the end.
+    // Reads the events that are left.
     logger.flush();
 }
 
-/// Writes events to the log of this process, at a limited rate.
+/// Writes events to this process's log, at a limited rate.
 struct LogWriter {
     program: String,
     rate_limit: Mutex<RateLimit>,
@@ -244,7 +245,7 @@ impl Log for LogWriter {
     fn flush(&self) {}
 }
 
-/// The rate limit of events.
+/// The rate limit for events.
 struct RateLimit {
     stopped: Receiver<Infallible>,
     remaining: u32,
@@ -262,7 +263,7 @@ impl RateLimit {
         }
     }
 
-    /// Waits for the next interval; returns false if the reader is to end.
+    /// Waits for the next interval; returns false if the reader should stop.
     fn wait_for_interval(&mut self) -> bool {
         if !self.is_ending {
             self.is_ending =
@@ -272,8 +273,8 @@ impl RateLimit {
         !self.is_ending
     }
 
-    /// Returns true if an event may be logged. If the limit is used up, waits for the next interval first,
-    /// unless the reader is to end.
+    /// Returns true if an event may be logged. If the limit has been reached, first waits for the next
+    /// interval, unless the reader should stop.
     fn admit(&mut self, program: &str) -> bool {
         if self.remaining == 0 {
             if !mem::replace(&mut self.was_exceeded, true) {
@@ -292,7 +293,7 @@ impl RateLimit {
     }
 }
 
-/// Returns an event with names instead of numbers, and with IPv4 addresses in their usual form.
+/// Returns an event's text with names instead of numbers, and with IPv4 addresses in their usual form.
 fn with_names(text: &str) -> String {
     let words: Vec<_> = text.split(' ').map(field_with_name).collect();
     words.join(" ")
@@ -334,7 +335,7 @@ mod tests {
             "translated: destination=10.96.0.10 port=80 protocol=TCP \
              backend=fd00::5 backend_port=8080 reason=translated"
         );
-        // A number without a name stays a number.
+        // A number that has no name stays a number.
         assert_eq!(
             with_names("reason=63 protocol=132"),
             "reason=63 protocol=132"

@@ -1,4 +1,4 @@
-//! Finds the offsets of kernel structure fields that the programs read, in the kernel's BTF.
+//! Searches the kernel's BTF for the offsets of the structure fields that the programs read.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use tunnel_common::kernel_offsets::{
 
 use super::btf::{Btf, TypeKind, VMLINUX_BTF};
 
-/// Reads the kernel's BTF, if it has any.
+/// Reads the kernel's BTF, if this kernel has BTF.
 pub(super) fn read_btf() -> Option<Vec<u8>> {
     let btf = fs::read(VMLINUX_BTF).inspect_err(|error| {
         tracing::debug!(%error, path = VMLINUX_BTF, "cannot read the kernel's BTF");
@@ -17,14 +17,14 @@ pub(super) fn read_btf() -> Option<Vec<u8>> {
     btf.ok()
 }
 
-/// Offsets of fields from the start of their structure, in bytes, indexed by the constants of
+/// The offset of each field from the start of its structure, in bytes, indexed by the constants in
 /// `tunnel_common::kernel_offsets`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelOffsets([u32; OFFSET_COUNT]);
 
-/// The structure and member of each offset.
+/// The structure and member that each offset belongs to.
 const FIELDS: [(usize, &str, &str); OFFSET_COUNT] = [
-    // `sock_common` is the first member of `struct sock`, so its offsets are valid there.
+    // `sock_common` is the first member of `struct sock`, so offsets in it are valid in `struct sock`, too.
     (SOCK_NET, "sock_common", "skc_net"),
     (NET_DEVICES, "net", "dev_base_head"),
     (DEVICE_LIST, "net_device", "dev_list"),
@@ -41,33 +41,33 @@ const FIELDS: [(usize, &str, &str); OFFSET_COUNT] = [
 ];
 
 impl KernelOffsets {
-    /// Finds the offsets in BTF; none if one of them is missing.
+    /// Finds the offsets in BTF; returns `None` if any of them is missing.
     pub(super) fn find(btf: &Btf<'_>) -> Option<Self> {
         let mut offsets = [0; OFFSET_COUNT];
         for (index, structure, member) in FIELDS {
             let id = btf.find(TypeKind::Struct, structure)?;
             *offsets.get_mut(index)? = btf.member(id, member)?.offset;
         }
-        // To the programs, zero at this index means that all offsets are unknown.
+        // A zero at this index means to the programs that all offsets are unknown.
         offsets
             .get(SOCK_NET)
             .is_some_and(|offset| *offset > 0)
             .then_some(Self(offsets))
     }
 
-    /// Returns the offsets as the constant of the programs; zeros if they are unknown.
+    /// Returns the offsets in the form of the programs' constant; all zero if they are unknown.
     pub(super) fn to_constants(offsets: Option<Self>) -> [u32; OFFSET_COUNT] {
         offsets.map_or([0; OFFSET_COUNT], |Self(offsets)| offsets)
     }
 }
 
-/// The position of the bit `sk_kern_sock` in `struct sock`. The bit is set for kernel sockets: their connects
-/// run the hooks, but their close runs none (`inet_release` in net/ipv4/af_inet.c).
+/// The position of the bit `sk_kern_sock` in `struct sock`. The bit is set for kernel sockets: connecting one
+/// runs the hooks, but closing it runs none (see `inet_release` in net/ipv4/af_inet.c).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelSocketBit {
-    /// The offset of the byte from the start of the structure.
+    /// The offset of the byte that contains the bit, from the start of the structure.
     pub byte: u32,
-    /// The mask of the bit in that byte.
+    /// The mask for the bit in that byte.
     pub bit: u8,
 }
 
@@ -117,7 +117,7 @@ mod tests {
         let btf = read_btf().expect("a kernel with BTF");
         let KernelOffsets(offsets) = find_in(&btf, KernelOffsets::find).expect("all offsets");
 
-        // On no kernel is one of these the first member of its structure.
+        // None of these is the first member of its structure on any kernel.
         let devices = [NET_DEVICES, DEVICE_LIST, DEVICE_V4, DEVICE_V6];
         for index in devices.into_iter().chain([SOCK_NET, V4_SCOPE]) {
             assert!(offsets[index] > 0, "{index}");

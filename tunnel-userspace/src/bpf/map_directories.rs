@@ -1,8 +1,9 @@
-//! The names of the directories of maps, and the steps that replace one set of maps by another. Pure.
+//! The names of the map directories, and the steps that replace one set of maps with another. Pure.
 //!
 //! The maps in `v<layout>` are in use, or will be once the programs are attached. Those in `v<layout>-next`
-//! are being filled. Those in `v<layout>-old` were replaced, and are read until every program is replaced.
-//! If the process is killed after any step, the next one finds a complete set of maps:
+//! are being filled. Those in `v<layout>-old` have been replaced, but are still read until every program is
+//! replaced. If the process is killed after any of these steps, the next process finds a complete set of
+//! maps:
 //!
 //! 1. `v1-next` is created next to `v1` or `v0`, and filled
 //! 2. `v1` becomes `v1-old`
@@ -10,22 +11,22 @@
 //! 4. the programs are replaced
 //! 5. `v1-old`, or `v0`, is removed
 //!
-//! The daemon doesn't write the old maps after the first step, so both sets keep the same content.
+//! The daemon doesn't write to the old maps after the first step, so both sets keep the same contents.
 
 use std::{collections::BTreeSet, fmt};
 
-/// The role of a directory of maps.
+/// The role of a map directory.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum DirectoryRole {
     /// The maps are in use.
     Current,
     /// The maps are being filled.
     Next,
-    /// The maps were replaced.
+    /// The maps have been replaced.
     Old,
 }
 
-/// A directory of maps.
+/// A directory that contains a set of maps.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Directory {
     pub(super) layout: u32,
@@ -37,7 +38,7 @@ impl Directory {
         Self { layout, role }
     }
 
-    /// Parses the name of a directory of maps; returns none for any other name.
+    /// Parses the name of a map directory; returns `None` for any other name.
     pub(super) fn parse_name(name: &str) -> Option<Self> {
         let rest = name.strip_prefix('v')?;
         let (layout, role) = match rest.split_once('-') {
@@ -47,7 +48,7 @@ impl Directory {
             Some(_) => return None,
         };
         let directory = Self::new(layout.parse().ok()?, role);
-        // Rejects names that parse but are written differently, such as with a leading zero.
+        // Rejects names that parse but are spelt differently, such as those with a leading zero.
         (directory.to_string() == name).then_some(directory)
     }
 }
@@ -64,10 +65,10 @@ impl fmt::Display for Directory {
     }
 }
 
-/// One step of a change of the directories.
+/// One step in changing the directories.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum DirectoryChange {
-    /// Remove all files of a directory, then the directory.
+    /// Remove all files in a directory, then the directory itself.
     Remove(Directory),
     /// Rename the first directory to the second.
     Rename(Directory, Directory),
@@ -75,7 +76,7 @@ pub(super) enum DirectoryChange {
 
 type Directories = BTreeSet<Directory>;
 
-/// Returns the directory with the complete set of maps of a layout, if there is one.
+/// Returns the directory that contains the complete set of maps for a layout, if there is one.
 pub(super) fn complete_set(found: &Directories, layout: u32) -> Option<Directory> {
     let exists = |role| found.contains(&Directory::new(layout, role));
     let role = if exists(DirectoryRole::Current) {
@@ -84,7 +85,7 @@ pub(super) fn complete_set(found: &Directories, layout: u32) -> Option<Directory
         // The maps in the directory `next` may be incomplete.
         return None;
     } else if exists(DirectoryRole::Next) {
-        // The old maps are renamed only after the new ones are filled.
+        // The old maps are renamed only after the new ones have been filled.
         DirectoryRole::Next
     } else {
         DirectoryRole::Old
@@ -92,7 +93,7 @@ pub(super) fn complete_set(found: &Directories, layout: u32) -> Option<Directory
     Some(Directory::new(layout, role))
 }
 
-/// Returns the steps that complete or undo the unfinished change of an earlier process.
+/// Returns the steps that complete or undo a change that an earlier process left unfinished.
 pub(super) fn plan_recovery(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
     let [current, next] =
         [DirectoryRole::Current, DirectoryRole::Next].map(|role| Directory::new(layout, role));
@@ -104,7 +105,7 @@ pub(super) fn plan_recovery(found: &Directories, layout: u32) -> Vec<DirectoryCh
     discarded.into_iter().chain(restored).collect()
 }
 
-/// Returns the steps that replace the current maps by the filled ones.
+/// Returns the steps that replace the current maps with the newly filled ones.
 pub(super) fn plan_promotion(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
     let [current, next, old] = [
         DirectoryRole::Current,
@@ -123,7 +124,7 @@ pub(super) fn plan_promotion(found: &Directories, layout: u32) -> Vec<DirectoryC
     steps
 }
 
-/// Returns the steps that remove all maps except the current ones of this layout, which the programs use.
+/// Returns the steps that remove all maps except this layout's current ones, which the programs use.
 pub(super) fn plan_cleanup(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
     let current = Directory::new(layout, DirectoryRole::Current);
     let others = found.iter().filter(|directory| **directory != current);
@@ -142,7 +143,7 @@ mod tests {
     const OLD: Directory = Directory::new(LAYOUT, DirectoryRole::Old);
     const OLDER: Directory = Directory::new(0, DirectoryRole::Current);
 
-    /// A set of maps, numbered in the order of creation.
+    /// A set of maps. Sets are numbered in order of creation.
     #[derive(Clone, Copy, Debug, Eq, PartialEq)]
     struct Maps {
         number: u32,
@@ -156,7 +157,7 @@ mod tests {
         }
     }
 
-    /// The directories, as seen by a process that is killed before one of its steps.
+    /// The map directories as left by a process that is killed before one of its steps.
     #[derive(Clone, Debug, Default)]
     struct Simulation {
         directories: BTreeMap<Directory, Maps>,
@@ -210,7 +211,7 @@ mod tests {
             Ok(())
         }
 
-        /// Simulates a start with new maps, which may be killed before any step.
+        /// Simulates a start of the daemon that replaces the maps. It may be killed before any step.
         fn start(&mut self, number: u32) -> Result<(), Killed> {
             for layout in [0, LAYOUT] {
                 self.run(plan_recovery(&self.found(), layout))?;
@@ -235,7 +236,8 @@ mod tests {
             self.run(plan_cleanup(&self.found(), LAYOUT))
         }
 
-        /// Checks that a start finds a complete set, at least as new as the one that the programs use.
+        /// Checks that the next start finds a complete set of maps that is at least as new as the one the
+        /// programs use.
         fn expect_consistent(&self) {
             let found =
                 complete_set(&self.found(), LAYOUT).or_else(|| complete_set(&self.found(), 0));

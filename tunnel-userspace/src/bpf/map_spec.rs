@@ -1,11 +1,11 @@
-//! The type, sizes and flags of a map, as in the table or as reported by the kernel.
+//! A map's type, sizes and flags, as listed in the table or as reported by the kernel.
 
 use std::fmt;
 
 use tunnel_common::table::Map;
 
-/// The type, key size, value size and flags of a map. Excludes the number of entries, which the config
-/// decides.
+/// A map's type, key size, value size and flags. The number of entries is not included, since it depends on
+/// the config.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct MapSpec {
     /// The type, `BPF_MAP_TYPE_…`.
@@ -19,7 +19,7 @@ pub(super) struct MapSpec {
 }
 
 impl MapSpec {
-    /// Returns the type, sizes and flags of a map in the table.
+    /// Returns the type, sizes and flags that the table lists for a map.
     pub(super) const fn from_table(map: &Map) -> Self {
         Self {
             kind: map.kind.number(),
@@ -69,7 +69,7 @@ mod tests {
         for object in objects() {
             let maps = object.maps.iter();
             let found: BTreeMap<_, _> = maps
-                // Excludes constants, and the ring buffer of the event log.
+                // Excludes constants, and the ring buffer for the event log.
                 .filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS")
                 .map(|(name, map)| {
                     let shape = MapSpec {

@@ -19,13 +19,13 @@ pub struct KernelMaps {
     source_ranges: MapHandle<u32, SourceRange>,
     open_connections: Arc<OpenConnections>,
     service_counts: MapHandle<u32, ServiceCounts>,
-    /// The pending writes while writes are batched; none if they are written at once.
+    /// The pending writes while writes are batched; `None` while they are made immediately.
     pub(super) batched_writes: Option<BatchedWrites>,
-    /// True if this process created the maps, and none existed before.
+    /// True if no maps existed before and this process created them.
     is_new: bool,
 }
 
-/// The maps whose writes may be batched.
+/// The maps for which writes may be batched.
 #[derive(Clone, Debug)]
 pub(super) struct ServiceMaps {
     pub(super) services: MapHandle<FrontendKey, u32>,
@@ -44,8 +44,8 @@ impl KernelMaps {
         )
     }
 
-    /// Opens the maps that are pinned in a directory, except for the counts of open connections, which are
-    /// given.
+    /// Opens the maps that are pinned in a directory, except for the counts of open connections, which the
+    /// caller passes in.
     pub(super) fn open_with(
         directory: &Path,
         open_connections: Arc<OpenConnections>,
@@ -259,7 +259,7 @@ impl SteeringMaps for KernelSteering {
 }
 
 /// The kernel's counters by reason, service port and backend, for readers that run concurrently with the
-/// owner of the maps.
+/// maps' owner.
 pub struct Counters {
     reason_counts: PerCpuArray<MapData, u64>,
     open_connections: Arc<OpenConnections>,
@@ -287,8 +287,8 @@ impl Counters {
         self.open_connections.total()
     }
 
-    /// Returns the count of each reason of the kernel programs since the map was created, summed over all
-    /// CPUs.
+    /// Returns how often the kernel programs have counted each reason since the map was created, summed over
+    /// all CPUs.
     ///
     /// # Errors
     ///
@@ -307,7 +307,7 @@ impl Counters {
     }
 }
 
-/// Returns the error of reading the counts of reasons.
+/// Converts an error from reading the map of reason counts.
 fn read_error(error: MapError) -> ReadError {
     ReadError {
         map: table::REASON_COUNTS.name,

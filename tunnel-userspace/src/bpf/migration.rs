@@ -1,5 +1,5 @@
-//! Creates new maps next to those in use, of other sizes or of a newer layout. Migrates the content that
-//! sockets, counters and steering addresses refer to; all other content is written again.
+//! Creates new maps, with other sizes or a newer layout, next to those in use. Migrates the entries that
+//! sockets, counters and steering addresses refer to; all other entries are written again from scratch.
 
 use std::{
     fs,
@@ -25,9 +25,9 @@ use crate::reconcile::{
     MapSizes, MapTooSmall, ServiceMapsSnapshot, SteeringMapsSnapshot, write_unused_backends,
 };
 
-/// The maps that a start of the daemon uses.
+/// The maps that the daemon starts with.
 pub(super) enum StartMaps {
-    /// New maps, since there are none.
+    /// New maps, since none exist.
     New(MapSizes),
     /// The existing maps.
     Existing(MapSizes),
@@ -35,22 +35,22 @@ pub(super) enum StartMaps {
     Migrate(Box<Migration>),
 }
 
-/// A plan for new maps next to the existing ones.
+/// A plan for creating new maps next to the existing ones.
 pub(super) struct Migration {
     /// The directory of the old maps.
     old_directory: PathBuf,
-    /// The sizes of the old maps, if they have this layout. If new maps can't be created, the start
-    /// continues with the old ones.
+    /// The sizes of the old maps, if they have this layout. If new maps can't be created, the daemon starts
+    /// with the old ones.
     pub(super) old_sizes: Option<MapSizes>,
     /// The sizes of the new maps.
     pub(super) sizes: MapSizes,
-    /// The groups of maps that are replaced. Maps of other groups stay.
+    /// The map groups to replace. Maps in other groups are kept.
     replaced_groups: Vec<MapGroup>,
     services: Option<ServiceMapsSnapshot>,
     steering: Option<SteeringMapsSnapshot>,
 }
 
-/// Decides which maps to use. Completes an unfinished change of an earlier process first.
+/// Decides which maps to use. First completes any change that an earlier process left unfinished.
 pub(super) fn plan(
     pins: &PinDirectory,
     wanted: MapSizes,
@@ -60,7 +60,7 @@ pub(super) fn plan(
         ExistingMaps::None => Ok(StartMaps::New(wanted)),
         ExistingMaps::Current(current) if current == wanted => Ok(StartMaps::Existing(current)),
         // Programs may still use maps that an earlier start replaced. Another change now would leave three
-        // maps of open connections, but only two can be added up.
+        // maps with counts of open connections, but only two can be added up.
         ExistingMaps::Current(current)
             if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() =>
         {
@@ -72,7 +72,7 @@ pub(super) fn plan(
     }
 }
 
-/// Plans new maps of other sizes, if the content of the existing maps fits.
+/// Plans new maps of other sizes, if the contents of the existing maps fit into them.
 fn plan_resize(
     old_directory: PathBuf,
     old_sizes: MapSizes,
@@ -110,7 +110,7 @@ fn plan_resize(
     })))
 }
 
-/// Plans new maps to replace those of an older layout.
+/// Plans new maps to replace those with an older layout.
 fn plan_conversion(
     old_directory: PathBuf,
     wanted: MapSizes,
@@ -143,12 +143,12 @@ fn plan_conversion(
     })))
 }
 
-/// Returns true if the sizes of a group differ.
+/// Returns true if `one` and `other` have different sizes for a group.
 fn sizes_differ(group: MapGroup, one: MapSizes, other: MapSizes) -> bool {
     one.with_group(group, other) != one
 }
 
-/// Returns the number of entries of a pinned map; none if the pin does not exist.
+/// Returns the maximum number of entries in a pinned map; `None` if there is no such pin.
 fn pinned_entries(directory: &Path, map: &Map) -> Result<Option<u32>, PinError> {
     let pin = directory.join(map.name);
     if !pin.exists() {
@@ -159,7 +159,7 @@ fn pinned_entries(directory: &Path, map: &Map) -> Result<Option<u32>, PinError> 
     Ok(Some(entries))
 }
 
-/// Reads the content of the steering maps, if their size changes and the content fits.
+/// Reads the contents of the steering maps, if their size changes and the contents fit the new size.
 fn read_steering_if_resized(
     old_directory: &Path,
     old_sizes: MapSizes,
@@ -181,8 +181,8 @@ fn read_steering_if_resized(
     )
 }
 
-/// Reads the content of a group of maps, if a size of the group changes. If the content doesn't fit into the
-/// new sizes, sets `sizes` back to the old ones for this group, and returns none.
+/// Reads the contents of a group of maps, if one of the group's sizes changes. If the contents don't fit the
+/// new sizes, resets this group's sizes in `sizes` to the old ones and returns `None`.
 fn read_if_resized<C>(
     (group, old_sizes): (MapGroup, MapSizes),
     sizes: &mut MapSizes,
@@ -209,7 +209,7 @@ fn read_if_resized<C>(
 }
 
 impl StartMaps {
-    /// Returns the plan for new maps next to the existing ones, if there is one.
+    /// Returns the plan for creating new maps next to the existing ones, if there is one.
     pub(super) fn migration(&self) -> Option<&Migration> {
         match self {
             Self::New(_) | Self::Existing(_) => None,
@@ -224,14 +224,14 @@ impl Migration {
         self.old_sizes.is_none()
     }
 
-    /// Pins the maps that stay in use in the new directory, too.
+    /// Adds pins in the new directory `to` for the maps that are kept.
     pub(super) fn pin_kept_maps(&self, to: &Path) -> Result<(), PinError> {
         for map in MAPS {
             let is_outdated = self.is_empty() && !map.is_lasting;
             let is_new = is_outdated
                 || match map.replace_if {
                     ReplaceIf::SizesChange(group) => self.replaced_groups.contains(&group),
-                    // A map that is larger than needed stays, since it counts open connections.
+                    // A map that is larger than needed is kept, since it counts open connections.
                     ReplaceIf::TooSmall => {
                         let wanted = map.entries(self.sizes, 1);
                         pinned_entries(&self.old_directory, map)?
@@ -247,7 +247,7 @@ impl Migration {
         Ok(())
     }
 
-    /// Writes the migrated content into the new maps.
+    /// Writes the migrated contents to the new maps.
     pub(super) fn fill(&self, to: &Path, now: Duration) -> Result<(), LoadError> {
         let unused = BackendState::initial_at(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         if let Some(services) = &self.services {

@@ -1,5 +1,5 @@
-//! Mounts the file systems that a node needs, if they are missing. Run by `culvert prepare` with the
-//! privileges for it, before the daemon starts without them.
+//! Mounts the file systems that a node needs, if they are missing. `culvert prepare` does this with the
+//! necessary privileges, so that the daemon can start without them.
 
 use std::{
     fs, io,
@@ -16,12 +16,12 @@ use super::{
     path::{PathError, failed, file_system_type, nearest_existing},
 };
 
-/// The usual mount point of cgroups.
+/// The usual mount point for cgroups.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-/// The mount point of cgroup v2 if the usual one is taken by v1 hierarchies.
+/// The mount point for cgroup v2 if v1 hierarchies occupy the usual one.
 const CGROUP_UNIFIED: &str = "/sys/fs/cgroup/unified";
 
-/// The error of mounting a file system.
+/// An error that can occur when mounting a file system.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The mount point can't be read or created.
@@ -38,13 +38,13 @@ pub enum MountError {
         #[source]
         source: io::Error,
     },
-    /// The table of mounts can't be read.
+    /// The mount table can't be read.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
 }
 
-/// Mounts a BPF file system for the directory of pins, unless the directory is on one. Returns the mount point of a
-/// new mount.
+/// Mounts a BPF file system for the pin directory, unless the directory is already on one. Returns the mount
+/// point if a file system was mounted.
 ///
 /// # Errors
 ///
@@ -57,7 +57,8 @@ pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
     mount_on(point, "bpf", MsFlags::empty(), Some("mode=700")).map(Some)
 }
 
-/// Mounts the cgroup v2 hierarchy, unless it is mounted. Returns the mount point of a new mount.
+/// Mounts the cgroup v2 hierarchy, unless it is already mounted. Returns the mount point if the hierarchy was
+/// mounted by this call.
 ///
 /// # Errors
 ///

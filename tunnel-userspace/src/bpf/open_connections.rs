@@ -1,9 +1,9 @@
-//! The counts of open connections in the kernel, by index of the backend.
+//! The kernel's counts of open connections, by backend index.
 //!
-//! Only programs change the counts. After a larger map replaces the map, sockets that were open then are
-//! still counted in the old map, and new ones in the new map. A close decrements the map of the program that
-//! handles it. So only the sum of both maps is right, until no program uses the old map any more, and its
-//! counts are added to the new one.
+//! Only the kernel programs change the counts. When a larger map replaces the old one, sockets that are
+//! already open stay counted in the old map, and new sockets are counted in the new map. Closing a socket
+//! decrements the count in the map of whichever program handles the close. So only the sum of both maps is
+//! right until no program uses the old map any more and its counts have been added to the new one.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use tunnel_common::table;
 use super::sys::MappedCounters;
 use crate::reconcile::ReadError;
 
-/// The counts of open connections.
+/// The counts of open connections, by backend index.
 #[derive(Debug)]
 pub(super) struct OpenConnections {
     current: MappedCounters,
@@ -25,7 +25,7 @@ pub(super) struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Opens the map in a directory, and the maps in the directories of replaced maps.
+    /// Opens the map in `directory`, and the maps that it replaces, which are in the directories `replaced`.
     pub(super) fn open(directory: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
         let replaced = replaced
             .iter()
@@ -36,15 +36,15 @@ impl OpenConnections {
         })
     }
 
-    /// Returns the number of open connections of a backend.
+    /// Returns how many connections to a backend are open.
     pub(super) fn count_of(&self, index: u32) -> Result<u64, ReadError> {
         let absent = || ReadError {
             map: table::CONNS.name,
             source: io::Error::other(format!("the map has no entry {index}")),
         };
         let position = usize::try_from(index).map_err(|_too_large| absent())?;
-        // Replaced maps are read first: the close of a socket that they count may be counted in the new
-        // map, but never the other way round.
+        // Replaced maps are read first: if one of them counts a socket as opened, the new map may count it as
+        // closed, but never the other way round.
         let replaced = self.replaced.iter();
         let replaced = replaced.filter_map(|counters| counters.get().get(position));
         let replaced = wrapping_sum(replaced.map(read));
@@ -58,20 +58,20 @@ impl OpenConnections {
         wrapping_sum(replaced.chain(self.current.get()).map(read))
     }
 
-    /// Returns true if there is no replaced map.
+    /// Returns true if there are no replaced maps.
     pub(super) const fn is_merged(&self) -> bool {
         self.replaced.is_empty()
     }
 
-    /// Adds the counts of the replaced maps to the new one. Must be called after the programs of the
-    /// replaced maps are detached, and a grace period has passed.
+    /// Adds the counts in the replaced maps to the new one. Must be called only after the programs that use
+    /// the replaced maps have been detached and a grace period has passed.
     pub(super) fn merge_replaced(&self) {
         for counters in &self.replaced {
             for (old, new) in counters.get().iter().zip(self.current.get()) {
                 let count = read(old);
                 if count != 0 {
-                    // If the process is killed between the two lines, the count is too high, and the index
-                    // stays in use for too long. In the other order the index would be freed too early.
+                    // If the process is killed between these two lines, the count is too high, and the index
+                    // stays in use for too long. In the opposite order, the index would be freed too early.
                     new.fetch_add(count, Ordering::SeqCst);
                     old.fetch_sub(count, Ordering::SeqCst);
                 }
@@ -80,7 +80,7 @@ impl OpenConnections {
     }
 }
 
-/// Adds counts modulo 2^64. A single count may be negative, if a map counted more closes than connects.
+/// Adds counts modulo 2^64. A single count may be negative if its map counted more closes than connects.
 fn wrapping_sum(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::wrapping_add)
 }

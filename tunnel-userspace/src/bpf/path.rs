@@ -1,4 +1,4 @@
-//! The file system of a path, and the error of an operation on a path.
+//! Finds the file system that a path is on, and adds paths to errors.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use nix::sys::statfs::{FsType, statfs};
 
-/// The error of an operation on a path.
+/// An error from an operation on a path.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {path}")]
 pub struct PathError {
@@ -17,13 +17,13 @@ pub struct PathError {
     source: io::Error,
 }
 
-/// Returns a function that adds the operation and the path to an I/O error.
+/// Returns a function that adds the failed operation and the path to an I/O error.
 pub(super) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PathError {
     let path = path.to_owned();
     move |source| PathError { step, path, source }
 }
 
-/// Returns the path, or its nearest ancestor that exists.
+/// Returns the path if it exists, and otherwise its nearest existing ancestor.
 pub(super) fn nearest_existing(path: &Path) -> &Path {
     let mut directories = path.ancestors();
     directories.find(|path| path.exists()).unwrap_or(path)

@@ -16,7 +16,7 @@ use super::{
     pin_directory::PinError, sys,
 };
 
-/// An entry of a directory of pins: a pin, or something foreign.
+/// An entry in the pin directory or in one of its subdirectories: a pin, or something foreign.
 pub(super) struct Pin {
     pub(super) name: String,
     pub(super) path: PathBuf,
@@ -67,15 +67,16 @@ impl Pin {
         }
     }
 
-    /// Checks that the pin is a map with the type, sizes and flags of its name; returns its number of
-    /// entries. In an older layout, only maps that every layout shares can be checked.
+    /// Checks that the pin is a map with the type, sizes and flags that belong to its name; returns its
+    /// number of entries. If the directory has an older layout, only the maps that all layouts share can be
+    /// checked.
     pub(super) fn check_map(&self, directory: Directory) -> Result<u32, PinError> {
         let is_older = directory.layout < LAYOUT_VERSION;
         let wanted = Map::named(&self.name).filter(|map| map.is_lasting || !is_older);
         if wanted.is_none() && !is_older {
             return Err(self.foreign("Culvert has no map of that name"));
         }
-        // Fails for a directory, and for a file that is not a BPF object.
+        // This fails for a directory, and for a file that is not a BPF object.
         let map = sys::open_pin(&self.path).map_err(failed("open", &self.path))?;
         let shape = sys::map_spec(map.as_fd());
         let (found, entries) = shape.map_err(|_not_a_map| self.foreign("it is not a map"))?;
@@ -83,7 +84,7 @@ impl Pin {
             Some(map) if MapSpec::from_table(map) != found => {
                 Err(self.foreign(format!("it is {found}, not {}", MapSpec::from_table(map))))
             }
-            // The config doesn't change the size of this map, so a wrong size means another map.
+            // This map's size doesn't depend on the config, so if its size is wrong, it is some other map.
             Some(map)
                 if matches!(map.entries, Entries::Fixed(_))
                     && map.entries != Entries::Fixed(entries) =>
@@ -96,14 +97,14 @@ impl Pin {
         }
     }
 
-    /// Detaches the program of a link or filter, and removes the pin.
+    /// Detaches the program if the pin is a link or filter, and removes the pin.
     pub(super) fn remove(&self) -> Result<(), PinError> {
         let path = &self.path;
         if let Some((_, Some(device))) = attach::parse_pin_name(&self.name) {
             guard::remove_filter(path, device).map_err(failed("detach the filter of", path))?;
         }
         let pin = sys::open_pin(path).map_err(failed("open", path))?;
-        // Maps can't be detached, and links of a removed cgroup are detached already.
+        // Maps can't be detached, and links to a removed cgroup are already detached.
         if let Err(error) = sys::detach_link(pin.as_fd()) {
             tracing::debug!(%error, pin = %path.display(), "nothing to detach");
         }

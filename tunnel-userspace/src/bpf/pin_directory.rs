@@ -1,5 +1,5 @@
-//! The directory of pins: `v<layout>/<map>` and `links/<program>`. All entries are checked before anything is
-//! changed.
+//! The pin directory, which contains `v<layout>/<map>` and `links/<program>`. All entries are checked before
+//! anything is changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ use super::{
     pin::Pin,
 };
 
-/// The error of using the directory of pins.
+/// An error that can occur when using the pin directory.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// The directory is not on a BPF file system.
@@ -43,18 +43,18 @@ pub enum PinError {
         /// The process that holds the lock, if known.
         pid: Option<u32>,
     },
-    /// The directory has maps of a newer layout.
+    /// The directory contains maps with a newer layout.
     #[error(
         "{path} has maps of layout {found}, but this culvert has layout {LAYOUT_VERSION}; \
          run the newer culvert that created them, or first remove them by its `culvert cleanup`"
     )]
     Layout {
-        /// The directory of the maps.
+        /// The directory that contains these maps.
         path: PathBuf,
-        /// Its layout.
+        /// The layout of these maps.
         found: u32,
     },
-    /// The directory has an object that does not belong to Culvert.
+    /// The directory contains an object that does not belong to Culvert.
     #[error(
         "{path} does not belong to Culvert: {difference}; nothing was changed. Move it to another place, or \
          set bpf.bpffs to another directory"
@@ -62,16 +62,16 @@ pub enum PinError {
     Foreign {
         /// The pin or directory.
         path: PathBuf,
-        /// The difference from an object of Culvert.
+        /// The reason why it can't belong to Culvert.
         difference: String,
     },
-    /// Programs run on maps that are no longer pinned.
+    /// Programs use maps that are no longer pinned.
     #[error(
         "map {path} is missing while programs are attached: they use a map that can't be opened; \
          run `culvert cleanup` to remove the programs and the other maps"
     )]
     Missing {
-        /// The pin that is missing.
+        /// The missing pin.
         path: PathBuf,
     },
     /// An operation on a file or directory failed.
@@ -84,20 +84,20 @@ fn process_hint(pid: Option<&u32>) -> String {
         .unwrap_or_default()
 }
 
-/// The maps that exist.
+/// The maps that already exist.
 pub(super) enum ExistingMaps {
-    /// There are no maps, or no complete set of them.
+    /// There are no maps, or only an incomplete set.
     None,
-    /// Maps of this layout, with their sizes.
+    /// Maps with this layout, and their sizes.
     Current(MapSizes),
-    /// Maps of an older layout, in this directory.
+    /// Maps with an older layout, in this directory.
     Older(PathBuf),
 }
 
-/// The directory of the maps of this layout.
+/// The directory that contains the current maps, which have this layout.
 const CURRENT_DIRECTORY: Directory = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);
 
-/// The directory of pins. It is locked until this value is dropped.
+/// The pin directory. It stays locked until this value is dropped.
 #[derive(Debug)]
 pub struct PinDirectory {
     root: PathBuf,
@@ -138,24 +138,24 @@ impl PinDirectory {
         }
     }
 
-    /// Returns the directory itself.
+    /// Returns the path of the pin directory itself.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Returns the directory of maps of this layout.
+    /// Returns the directory for this layout's current maps.
     #[must_use]
     pub fn maps(&self) -> PathBuf {
         self.path(CURRENT_DIRECTORY)
     }
 
-    /// Returns the directory for maps of this layout that are being filled.
+    /// Returns the directory for this layout's maps that are still being filled.
     pub(super) fn next_maps(&self) -> PathBuf {
         self.path(Directory::new(LAYOUT_VERSION, DirectoryRole::Next))
     }
 
-    /// Returns the directory of links.
+    /// Returns the directory for links.
     #[must_use]
     pub fn links(&self) -> PathBuf {
         self.root.join("links")
@@ -165,13 +165,13 @@ impl PinDirectory {
         self.root.join(directory.to_string())
     }
 
-    /// Checks that everything in the directory belongs to Culvert, and nothing has a newer layout. Then
-    /// completes an unfinished change of an earlier process. Returns the existing maps.
+    /// Checks that everything in the directory belongs to Culvert, and that nothing has a newer layout. Then
+    /// completes any change that an earlier process left unfinished. Returns the existing maps.
     ///
     /// # Errors
     ///
-    /// An object is foreign, of a newer layout, or missing; nothing is changed in these cases. Or an
-    /// operation on a file or directory failed.
+    /// An object is foreign, has a newer layout, or is missing, in which cases nothing is changed; or an
+    /// operation on a file or directory fails.
     pub(super) fn check(&self) -> Result<ExistingMaps, PinError> {
         let directories = self.directories()?;
         let links = Pin::all(&self.links())?;
@@ -219,8 +219,8 @@ impl PinDirectory {
         Ok(sizes.map_or(ExistingMaps::None, ExistingMaps::Current))
     }
 
-    /// Returns the directories of maps of any layout, and the paths of all other entries except the directory of
-    /// links.
+    /// Returns the map directories for all layouts, and the paths of all other entries except the directory
+    /// for links.
     fn entries(&self) -> Result<(BTreeSet<Directory>, Vec<PathBuf>), PinError> {
         let (mut directories, mut foreign) = (BTreeSet::new(), Vec::new());
         for Pin { name, path } in Pin::all(&self.root)? {
@@ -233,7 +233,7 @@ impl PinDirectory {
         Ok((directories, foreign))
     }
 
-    /// Returns the directories of maps. Any other entry except the directory of links is an error.
+    /// Returns the map directories. Any other entry, except the directory for links, is an error.
     fn directories(&self) -> Result<BTreeSet<Directory>, PinError> {
         let (directories, foreign) = self.entries()?;
         if let Some(path) = foreign.into_iter().next() {
@@ -249,7 +249,7 @@ impl PinDirectory {
         }
     }
 
-    /// Checks the maps in a directory; returns the number of entries of each.
+    /// Checks the maps in a directory; returns how many entries each has.
     fn check_maps(&self, directory: Directory) -> Result<BTreeMap<String, u32>, PinError> {
         let maps = Pin::all(&self.path(directory))?.into_iter();
         maps.map(|pin| {
@@ -259,7 +259,8 @@ impl PinDirectory {
         .collect()
     }
 
-    /// Returns all directories with a pin of this name that refers to another map than the pin in `directory`.
+    /// Returns all directories whose pin named `map` refers to a different map from the one pinned in
+    /// `directory`.
     pub(super) fn replaced(&self, directory: &Path, map: &str) -> Result<Vec<PathBuf>, PinError> {
         let inode = |directory: &Path| {
             let pin = directory.join(map);
@@ -289,8 +290,8 @@ impl PinDirectory {
         Ok(())
     }
 
-    /// Replaces the existing maps by the filled ones. The existing ones are renamed, since programs still
-    /// use them.
+    /// Replaces the existing maps with the newly filled ones. The existing ones are renamed rather than
+    /// removed, since programs still use them.
     pub(super) fn promote(&self) -> Result<(), PinError> {
         self.apply(map_directories::plan_promotion(
             &self.directories()?,
@@ -306,7 +307,8 @@ impl PinDirectory {
         ))
     }
 
-    /// Removes the maps that no program uses any more. Must be called after all programs are attached.
+    /// Removes the maps that no program uses any more. Must be called only after all programs have been
+    /// attached.
     ///
     /// # Errors
     ///
@@ -334,9 +336,9 @@ impl PinDirectory {
         Ok(())
     }
 
-    /// Detaches the programs, and removes the links, maps and directories that Culvert created. Returns the paths
-    /// of everything else, which stays. Links also stay while maps of a newer layout exist, since their
-    /// programs belong to a newer version.
+    /// Detaches the programs, and removes the links, maps and directories that Culvert created. Returns the
+    /// paths of everything else, which is left in place. While maps with a newer layout exist, the links are
+    /// left in place, too, since their programs belong to a newer version.
     ///
     /// # Errors
     ///
@@ -363,7 +365,7 @@ impl PinDirectory {
     }
 }
 
-/// Removes the pins of a directory that pass a check, and the directory if it is then empty.
+/// Removes the pins in a directory that pass a check, and then the directory itself if it is empty.
 fn remove_known<T>(
     directory: &Path,
     check: impl Fn(&Pin) -> Result<T, PinError>,

@@ -1,5 +1,5 @@
-//! Probes the features of this kernel. A probe that fails is an error, and never means that the feature is
-//! missing.
+//! Probes which features this kernel has. If a probe itself fails, that is an error, and never means that the
+//! feature is missing.
 
 use std::io;
 
@@ -13,27 +13,27 @@ use super::{
 };
 use crate::capabilities::{self, BPF, NET_ADMIN, PERFMON};
 
-/// The features of this kernel.
+/// The features that this kernel has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Features {
-    /// True if socket hooks may call `bpf_set_retval` (Linux 6.1), so that a refused connect fails with a
-    /// chosen error. Otherwise it is redirected to an address that refuses.
+    /// True if socket hooks may call `bpf_set_retval` (Linux 6.1), so that a refused connect() fails with an
+    /// error of Culvert's choice. Otherwise it is redirected to an address that refuses connections.
     pub set_retval: bool,
-    /// True if programs at tc can be attached by links (Linux 6.6). Otherwise they are filters.
+    /// True if tc programs can be attached through links (Linux 6.6). Otherwise they are attached as filters.
     pub tcx: bool,
-    /// The offsets that programs use to find the addresses of a network namespace. None if the kernel has no
-    /// BTF, or doesn't let programs read its memory; then only sockets that are bound to an address have a
-    /// known client address.
+    /// The offsets that programs use to find the addresses of a network namespace. `None` if the kernel has
+    /// no BTF, or doesn't let programs read its memory; the client address is then known only for sockets
+    /// that are bound to an address.
     pub kernel_offsets: Option<KernelOffsets>,
-    /// The bit that marks kernel sockets. None if it is unknown; then their connections count as open
-    /// forever.
+    /// The bit that marks kernel sockets. `None` if it is unknown; kernel sockets' connections then count as
+    /// open forever.
     pub kernel_socket_bit: Option<KernelSocketBit>,
 }
 
-/// The error of probing a feature.
+/// An error that can occur when probing this kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The process lacks capabilities that loading programs needs.
+    /// The process lacks capabilities that are needed to load programs.
     #[error("this process lacks {}, which the kernel requires to load programs", .missing.join(" and "))]
     Capabilities {
         /// The missing capabilities.
@@ -52,7 +52,7 @@ pub enum ProbeError {
     /// A probe failed.
     #[error("cannot probe this kernel for {feature}")]
     Feature {
-        /// The feature.
+        /// The feature that was probed for.
         feature: &'static str,
         /// The kernel's error.
         #[source]
@@ -60,14 +60,14 @@ pub enum ProbeError {
     },
 }
 
-/// Probes the features of this kernel. Raises the limit of locked memory first, since programs and maps count
-/// against it before Linux 5.11.
+/// Probes which features this kernel has. First raises the limit on locked memory, since programs and maps
+/// count against it before Linux 5.11.
 ///
 /// # Errors
 ///
-/// A probe failed: a privilege or memory is missing.
+/// A probe fails, since this process lacks a privilege or memory.
 pub fn probe() -> Result<Features, ProbeError> {
-    // If the capabilities are unknown, the kernel's error shows the cause later.
+    // If the capabilities can't be read, the kernel's error shows the cause later.
     let missing = capabilities::missing(&[BPF, NET_ADMIN, PERFMON]).unwrap_or_default();
     if !missing.is_empty() {
         return Err(ProbeError::Capabilities { missing });
@@ -116,8 +116,8 @@ const CALL_SET_RETVAL: [u64; 4] = [
     0x95,
 ];
 
-/// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. The kernel has no such
-/// helper while it is locked down for confidentiality (kernel_lockdown(7)).
+/// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. The kernel doesn't offer
+/// this helper while it is locked down for confidentiality (kernel_lockdown(7)).
 const CALL_PROBE_READ: [u64; 7] = [
     0xa1bf,
     0xffff_fff8_0000_0107,
@@ -128,5 +128,5 @@ const CALL_PROBE_READ: [u64; 7] = [
     0x95,
 ];
 
-/// `r0 = 1; exit`. Every kernel with socket hooks loads it.
+/// `r0 = 1; exit`. Every kernel with socket hooks accepts it.
 const ALLOW: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];

@@ -1,4 +1,4 @@
-//! The loaded programs of an object, shared by the modules that attach them.
+//! An object's loaded programs, shared by the modules that attach them.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use tunnel_common::table::{self, ProgramType};
 
 use super::data_path::LoadError;
 
-/// The programs of an object.
+/// An object's programs.
 #[derive(Clone)]
 pub(super) struct Programs(Arc<Mutex<Ebpf>>);
 
@@ -22,14 +22,14 @@ impl Programs {
         Self(Arc::new(Mutex::new(ebpf)))
     }
 
-    /// Returns a file descriptor of a program.
+    /// Returns a file descriptor for a program.
     pub(super) fn fd(&self, row: &table::Program) -> io::Result<ProgramFd> {
         let ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let program = ebpf.program(row.name).ok_or_else(|| missing_program(row))?;
         program.fd().map_err(to_io_error)?.try_clone()
     }
 
-    /// Runs a closure on a program at tc.
+    /// Calls `work` with a tc program.
     pub(super) fn with_classifier<T>(
         &self,
         row: &table::Program,
@@ -50,7 +50,7 @@ fn missing_program(row: &table::Program) -> io::Error {
     ))
 }
 
-/// Converts to an I/O error; keeps the kernel's error of a failed system call.
+/// Converts a program error to an I/O error. If a system call failed, keeps the kernel's error.
 pub(super) fn to_io_error(error: ProgramError) -> io::Error {
     if let ProgramError::SyscallError(error) = error {
         error.io_error
@@ -59,7 +59,7 @@ pub(super) fn to_io_error(error: ProgramError) -> io::Error {
     }
 }
 
-/// Loads a program of an object into the kernel.
+/// Loads a program from an object into the kernel.
 pub(super) fn load(ebpf: &mut Ebpf, row: &table::Program) -> Result<(), LoadError> {
     let loaded = match (row.kind, ebpf.program_mut(row.name)) {
         (ProgramType::SocketAddress, Some(Program::CgroupSockAddr(program))) => program.load(),

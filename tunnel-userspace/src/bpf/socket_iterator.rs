@@ -1,5 +1,5 @@
-//! A BPF iterator (Linux 5.9) over all values of a socket storage, in every network namespace. sock_diag(7)
-//! returns socket storage for TCP sockets only (`inet_sk_diag_fill` returns earlier for others).
+//! A BPF iterator (Linux 5.9) over all values in a socket storage map, across all network namespaces.
+//! sock_diag(7) returns socket storage only for TCP sockets (`inet_sk_diag_fill` returns earlier for others).
 
 use std::{
     fs::{self, File},
@@ -17,12 +17,12 @@ use super::{
 };
 use crate::sockets::TranslatedSocket;
 
-/// The kernel function to which an iterator over a socket storage is attached.
+/// The kernel function that an iterator over a socket storage map is attached to.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
 /// The size of the record that the program writes for each socket: a [`TranslatedSocket`], which ends with an
 /// [`Origin`].
 const RECORD_SIZE: usize = size_of::<TranslatedSocket>();
-/// The maximum number of bytes of one read.
+/// The maximum number of bytes to read in one batch of records.
 const BATCH_SIZE: usize = 400 * RECORD_SIZE;
 
 const _: () = {
@@ -33,14 +33,14 @@ const _: () = {
     assert!(offset_of!(TranslatedSocket, origin) == 16);
 };
 
-/// An iterator that is attached to a socket storage.
+/// An iterator that is attached to a socket storage map.
 #[derive(Debug)]
 pub(super) struct SocketIterator {
     link: OwnedFd,
 }
 
 impl SocketIterator {
-    /// Loads the program, and attaches it to a storage.
+    /// Loads the iterator program and attaches it to a socket storage map.
     pub(super) fn attach(storage: BorrowedFd<'_>) -> io::Result<Self> {
         let offsets = IteratorOffsets::find(&fs::read(VMLINUX_BTF)?).ok_or_else(|| {
             let text = format!(
@@ -52,7 +52,7 @@ impl SocketIterator {
         Ok(Self { link })
     }
 
-    /// Calls `visit` for every socket that has a value.
+    /// Calls `visit` for every socket that has a value in the map.
     pub(super) fn for_each(
         &self,
         visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>,
@@ -61,7 +61,7 @@ impl SocketIterator {
         let mut batch = Vec::with_capacity(BATCH_SIZE);
         // Ends after the last socket.
         loop {
-            // A read may end within a record. Every batch except the last is full.
+            // A read may end in the middle of a record. Every batch except the last is full.
             let room = u64::try_from(BATCH_SIZE - batch.len()).unwrap_or(0);
             match records.by_ref().take(room).read_to_end(&mut batch) {
                 Ok(_) => {}
@@ -82,10 +82,10 @@ impl SocketIterator {
     }
 }
 
-/// The offsets in kernel structures that the program needs, in bytes.
+/// The BTF id and the offsets in kernel structures, in bytes, that the program needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct IteratorOffsets {
-    /// The BTF id of the function to which the program is attached.
+    /// The BTF id of the kernel function that the program is attached to.
     target_id: u32,
     /// Offsets in `struct sock`.
     cookie: i16,
@@ -98,7 +98,8 @@ struct IteratorOffsets {
 impl IteratorOffsets {
     fn find(btf: &[u8]) -> Option<Self> {
         let btf = Btf::parse(btf)?;
-        // `sock_common` is the first member of `struct sock`, so its offsets are valid there.
+        // `sock_common` is the first member of `struct sock`, so offsets in it are valid in `struct sock`,
+        // too.
         let common = btf.find(TypeKind::Struct, "sock_common")?;
         let of_sock = |name: &str| i16::try_from(btf.member(common, name)?.offset).ok();
         let ns = btf.member(btf.find(TypeKind::Struct, "net")?, "ns")?;
@@ -126,7 +127,7 @@ const CALL: u64 = 0x85;
 const EXIT: u64 = 0x95;
 /// The number of the helper `bpf_seq_write`.
 const SEQ_WRITE: i32 = 127;
-/// The register of the frame pointer.
+/// The register that holds the frame pointer.
 const STACK: u8 = 10;
 
 /// Encodes one instruction.
@@ -137,8 +138,8 @@ fn instruction(code: u64, to: u8, from: u8, offset: i16, value: i32) -> u64 {
 }
 
 /// Returns the program that writes a [`TranslatedSocket`] for each socket. Its context,
-/// `struct bpf_iter__bpf_sk_storage_map`, has four pointers: metadata (the first member is the `seq_file` to
-/// write to), map, socket and value. Socket and value are null at the end of the iteration.
+/// `struct bpf_iter__bpf_sk_storage_map`, has four pointers: metadata (whose first member is the `seq_file`
+/// to write to), map, socket and value. At the end of the iteration, the socket and the value are null.
 fn build_program(offsets: &IteratorOffsets) -> Vec<u64> {
     let mut program = vec![
         instruction(MOVE_CONST, 0, 0, 0, 0),

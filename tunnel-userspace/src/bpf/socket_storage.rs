@@ -1,4 +1,5 @@
-//! Reads the stored translations of sockets and the backends, to find sockets of removed backends.
+//! Reads the backends and the translations that are stored with sockets, to find sockets that still use
+//! removed backends.
 
 use std::{io, os::fd::AsFd as _, path::Path};
 
@@ -22,13 +23,13 @@ use crate::{
     sockets::{TranslatedSocket, TranslationMaps},
 };
 
-/// The error of reading the translations of sockets.
+/// An error that can occur when opening the maps that hold the translations of sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketStorageError {
     /// A map can't be opened.
     #[error(transparent)]
     Map(#[from] ReadError),
-    /// The kernel offers no iterator.
+    /// The kernel has no iterator over socket storage.
     #[error(
         "cannot iterate over sockets: this needs a kernel with BPF iterators and with \
          /sys/kernel/btf/vmlinux, and the capabilities CAP_BPF and CAP_PERFMON"
@@ -40,7 +41,7 @@ fn into_io_error(error: ReadError) -> io::Error {
     error.source
 }
 
-/// The maps with the translations of sockets.
+/// The maps that hold the translations of sockets.
 pub struct SocketStorage {
     iterator: SocketIterator,
     overflow: MapHandle<OverflowKey, Overflow>,
@@ -48,7 +49,7 @@ pub struct SocketStorage {
 }
 
 impl SocketStorage {
-    /// Opens the maps that are in use, by their pins.
+    /// Opens the pinned maps that are in use.
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ impl TranslationMaps for SocketStorage {
 
     fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
         let found = self.overflow.find(key).map_err(into_io_error)?;
-        // The kernel may reuse the element for another key while it is read.
+        // The kernel may reuse the element for another key while it is being read.
         let found = found.filter(|overflow| overflow.key == *key);
         Ok(found.map(|overflow| overflow.origin))
     }

@@ -1,5 +1,5 @@
-//! Calls of bpf(2) that aya 0.14 lacks: pinned links to cgroups (aya 0.16 has them), the type of a pinned
-//! object, iterators, and maps of maps without a program.
+//! Uses of bpf(2) that aya 0.14 lacks: pinning links to cgroups (which aya 0.16 supports), finding the type
+//! of a pinned object, iterators, and maps of maps without a program.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod grace;
@@ -42,7 +42,8 @@ const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_ITER: u32 = 28;
 const BPF_F_BEFORE: u32 = 8;
 
-/// The attribute of bpf(2) (`union bpf_attr`), large enough for every command here. Unset bytes are zero.
+/// The attribute for bpf(2) (`union bpf_attr`), large enough for every command used here. Bytes that are not
+/// set are zero.
 #[repr(C, align(8))]
 struct Attr([u8; 128]);
 
@@ -85,8 +86,8 @@ impl Attr {
     /// Every pointer in the attribute must be valid for the command.
     unsafe fn call(&mut self, command: i64) -> io::Result<i64> {
         let attr = ptr::from_mut(self);
-        // SAFETY: the attribute is borrowed exclusively, and has at least the size that the command reads
-        // and writes; the caller guarantees that its pointers are valid.
+        // SAFETY: the attribute is borrowed exclusively, and is at least as large as the part that the
+        // command reads and writes; the caller guarantees that its pointers are valid.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<Self>()) };
         if result < 0 {
             Err(io::Error::last_os_error())
@@ -95,13 +96,13 @@ impl Attr {
         }
     }
 
-    /// Calls bpf(2) for a new file descriptor.
+    /// Calls bpf(2) with a command that returns a new file descriptor.
     ///
     /// # Safety
     ///
-    /// As for `call`; and the command must return a new file descriptor.
+    /// As for `call`; in addition, the command must return a new file descriptor.
     unsafe fn call_for_fd(mut self, command: i64) -> io::Result<OwnedFd> {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: guaranteed by the caller.
         let fd = unsafe { self.call(command)? };
         let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
         // SAFETY: the kernel has just returned this descriptor, so nothing else owns it.
@@ -132,14 +133,14 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 /// The target of a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LinkTarget<'a> {
-    /// A cgroup: its directory and its id, which is the inode number.
+    /// A cgroup, given by its directory and its id, which is its inode number.
     Cgroup(BorrowedFd<'a>, u64),
-    /// The ingress side of a network device, by index.
+    /// The ingress side of a network device, given by its index.
     Device(u32),
 }
 
 impl LinkTarget<'_> {
-    /// Returns the properties of a link from a program to this target and hook.
+    /// Returns the properties of a link that attaches a program to this target and hook.
     pub(super) fn link_info(self, hook: u32) -> LinkInfo {
         let (attach_point, target_id) = match self {
             Self::Cgroup(_, number) => (AttachPoint::Cgroup, number),
@@ -153,7 +154,7 @@ impl LinkTarget<'_> {
     }
 }
 
-/// Attaches a program by a link. On a device, the program runs before all others.
+/// Attaches a program through a new link. On a device, the program runs before all others.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
     target: LinkTarget<'_>,
@@ -168,8 +169,8 @@ pub(super) fn create_link(
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
-/// Returns true if programs at tc can be attached by links. To attach one to a device that does not exist
-/// fails with ENODEV on a kernel with tcx, and with EINVAL on others.
+/// Returns true if tc programs can be attached through links. Attaching one to a device that does not exist
+/// fails with ENODEV on kernels with tcx, and with EINVAL on others.
 pub(super) fn supports_tcx(instructions: &[u64]) -> io::Result<bool> {
     let program = load_program(instructions, ProgramType::Classifier.number(), 0, 0)?;
     let nowhere = LinkTarget::Device(i32::MAX.unsigned_abs());
@@ -183,15 +184,15 @@ pub(super) fn supports_tcx(instructions: &[u64]) -> io::Result<bool> {
     }
 }
 
-/// Replaces the program of a link atomically.
+/// Atomically replaces the program of a link.
 pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link).fd(4, program.as_fd());
     // SAFETY: no pointers.
     unsafe { attr.call(BPF_LINK_UPDATE) }.map(drop)
 }
 
-/// Detaches the program of a link at once. The link itself exists until it is closed and unpinned, and the
-/// kernel frees it later.
+/// Detaches a link's program immediately. The link itself exists until it has been closed and unpinned, and
+/// the kernel frees it some time later.
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link);
     // SAFETY: no pointers.
@@ -203,16 +204,17 @@ pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
 pub(super) struct LinkInfo {
     /// The attach point.
     pub(super) attach_point: AttachPoint,
-    /// The id of the cgroup, which is its inode number, or the index of the device; 0 if that was removed.
+    /// The cgroup's id, which is its inode number, or the device's index; 0 if the cgroup or device was
+    /// removed.
     pub(super) target_id: u64,
     /// The hook.
     pub(super) hook: u32,
 }
 
-/// Reads the properties of a link; none if the object is not a link to a cgroup or at tc.
+/// Reads the properties of a link. Returns `None` if the object is not a link to a cgroup or at tc.
 ///
-/// `struct bpf_link_info` has: type, id, program id, then the id of the cgroup or the index of the device,
-/// then the hook.
+/// The fields of `struct bpf_link_info` are the type, the id, the program id, then the cgroup's id or the
+/// device's index, then the hook.
 pub(super) fn link_info(object: BorrowedFd<'_>) -> io::Result<Option<LinkInfo>> {
     if !is_bpf_object("link", object)? {
         return Ok(None);
@@ -233,9 +235,9 @@ pub(super) fn link_info(object: BorrowedFd<'_>) -> io::Result<Option<LinkInfo>> 
     })
 }
 
-/// Returns true if an object is a program at tc with this name.
+/// Returns true if an object is a tc program with this name.
 ///
-/// `struct bpf_prog_info` has the type at offset 0 and the name at 64.
+/// In `struct bpf_prog_info`, the type is at offset 0 and the name at offset 64.
 pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     if !is_bpf_object("prog", object)? {
         return Ok(false);
@@ -246,16 +248,17 @@ pub(super) fn is_classifier(object: BorrowedFd<'_>, name: &str) -> io::Result<bo
     Ok(kind == ProgramType::Classifier.number() && found == Some(name.as_bytes()))
 }
 
-/// Returns true if a file descriptor refers to a BPF object of that kind, by the name of the anonymous inode.
-/// The name differs between kernels: `bpf_link` or `bpf-link`, in brackets or not.
+/// Returns true if a file descriptor refers to a BPF object of this kind, judging by the name of its
+/// anonymous inode. The name differs between kernels: `bpf_link` or `bpf-link`, with or without brackets.
 fn is_bpf_object(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     let file = std::fs::read_link(format!("/proc/self/fd/{}", object.as_raw_fd()))?;
     let name = file.to_string_lossy().replace(['[', ']'], "");
     Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
 }
 
-/// Opens the pinned map of a row in a directory; also returns its number of entries. Fails if type, sizes or
-/// flags differ from the row, or if the sizes differ from those of `K` and `V`.
+/// Opens the map that a row of the table describes, by its pin in a directory, and also returns its number of
+/// entries. Fails if its type, sizes or flags differ from the row, or if its key and value sizes differ from
+/// the sizes of `K` and `V`.
 pub(super) fn open_map<K, V>(directory: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
         let map = open_pin(&directory.join(row.name))?;
@@ -275,9 +278,10 @@ pub(super) fn open_map<K, V>(directory: &Path, row: &Map) -> Result<(OwnedFd, u3
     })
 }
 
-/// Reads the type, sizes and flags of a map, and its number of entries.
+/// Reads a map's type, sizes and flags, and its number of entries.
 ///
-/// `struct bpf_map_info` has: type, id, key size, value size, entries, flags.
+/// The fields of `struct bpf_map_info` are the type, the id, the key size, the value size, the number of
+/// entries, and the flags.
 pub(super) fn map_spec(map: BorrowedFd<'_>) -> io::Result<(MapSpec, u32)> {
     let [kind, _, key, value, entries, flags, ..] = object_info(map)?;
     let spec = MapSpec {
@@ -302,7 +306,7 @@ fn object_info(object: BorrowedFd<'_>) -> io::Result<[u32; 20]> {
 }
 
 /// Returns true if a program with these instructions can be loaded for a socket-address hook. The verifier
-/// returns EINVAL for an unknown helper, and EACCES for an invalid call of a known one.
+/// returns EINVAL for an unknown helper, and EACCES for an invalid call to a known one.
 pub(super) fn can_load(instructions: &[u64], hook: u32) -> io::Result<bool> {
     match load_program(instructions, ProgramType::SocketAddress.number(), hook, 0) {
         Ok(_program) => Ok(true),
@@ -311,8 +315,8 @@ pub(super) fn can_load(instructions: &[u64], hook: u32) -> io::Result<bool> {
     }
 }
 
-/// Loads a program for a hook. `target` is the BTF id of the kernel function to which the program will be
-/// attached, or 0.
+/// Loads a program for a hook. `target` is the BTF id of the kernel function that the program will be
+/// attached to, or 0 if there is none.
 fn load_program(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::Result<OwnedFd> {
     let license = c"GPL";
     let attr = Attr::new()
@@ -325,7 +329,7 @@ fn load_program(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::
         .pointer(16, license.as_ptr())
         .u32(68, hook)
         .u32(108, target);
-    // SAFETY: the number of instructions is as the attribute declares, the licence is a C string, and both
+    // SAFETY: there are as many instructions as the attribute declares, the licence is a C string, and both
     // outlive the call; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }
@@ -337,7 +341,7 @@ pub(super) fn attach_iterator(
     map: BorrowedFd<'_>,
 ) -> io::Result<OwnedFd> {
     let program = load_program(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)?;
-    // `union bpf_iter_link_info`.
+    // This is a `union bpf_iter_link_info`, which holds only the map's descriptor.
     let info = map.as_raw_fd();
     let attr = Attr::new()
         .fd(0, program.as_fd())
@@ -349,7 +353,7 @@ pub(super) fn attach_iterator(
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
-/// Starts an iteration. Its results are read from the returned file.
+/// Starts an iteration. Its results can be read from the returned file descriptor.
 pub(super) fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let attr = Attr::new().fd(0, link);
     // SAFETY: no pointers; the command returns a descriptor.

@@ -16,11 +16,11 @@ fn encode_type(name: u32, kind: u32, count: u32, of: u32, rest: &[u32]) -> Vec<u
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Bit 31 of a type's info: members have the width of bit fields.
+/// A flag in a type's kind that sets bit 31 of its info: each member's offset also encodes a bit-field width.
 const FLAG: u32 = 1 << 7;
 
-/// Returns BTF with an integer, a structure of it, an anonymous union, a structure of those, a function, a
-/// typedef and a structure with a bit field.
+/// Returns BTF with an integer, a structure that contains it, an anonymous union, a structure that contains
+/// all of these, a function, a typedef, and a structure with a bit field.
 fn valid_btf() -> Vec<u8> {
     let types = [
         encode_type(0, 1, 0, 4, &[32]),
@@ -51,7 +51,7 @@ fn valid_btf() -> Vec<u8> {
         ),
         encode_type(name_offset("walk"), FUNC, 0, 1, &[]),
         encode_type(name_offset("alias"), TYPEDEF, 0, 2, &[]),
-        // Bit fields: 3 bits from the 17th on.
+        // A bit field that is 3 bits wide and starts at bit 17.
         encode_type(
             name_offset("bits"),
             FLAG | STRUCT,

@@ -1,4 +1,4 @@
-//! Waits until every program that is running has ended.
+//! Waits until every BPF program that is currently running has finished.
 
 use std::{
     io,
@@ -12,8 +12,8 @@ const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 
-/// Waits for an RCU grace period by updating a map of maps: that system call returns only after every
-/// program that was running has ended (`maybe_wait_bpf_programs` in kernel/bpf/syscall.c). membarrier(2)
+/// Waits for an RCU grace period by updating a map of maps: that system call returns only after every BPF
+/// program that was running has finished (`maybe_wait_bpf_programs` in kernel/bpf/syscall.c). membarrier(2)
 /// would return too early on a preemptible kernel.
 #[derive(Debug)]
 pub struct RcuGrace {
@@ -46,8 +46,7 @@ impl GracePeriod for RcuGrace {
             .fd(0, self.outer.as_fd())
             .pointer(8, &raw const key)
             .pointer(16, &raw const value);
-        // SAFETY: key and value have four bytes, as declared at the creation of the map, and outlive the
-        // call.
+        // SAFETY: key and value have four bytes, as declared when the map was created, and outlive the call.
         unsafe { attr.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
     }
 }

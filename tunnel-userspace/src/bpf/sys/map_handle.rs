@@ -1,4 +1,4 @@
-//! Typed access to a pinned map of the table.
+//! Typed access to a pinned map that is listed in the table.
 
 use std::{
     io,
@@ -21,12 +21,12 @@ const BPF_MAP_GET_NEXT_KEY: i64 = 4;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_MAP_UPDATE_BATCH: i64 = 26;
 
-/// A type of plain bytes, which the kernel may read and write.
+/// A type that consists of plain bytes, which the kernel may read and write.
 pub(in crate::bpf) trait Plain: Copy + FromBytes + Immutable + IntoBytes {}
 
 impl<T: Copy + FromBytes + Immutable + IntoBytes> Plain for T {}
 
-/// An open map. Its type, flags, and the sizes of keys and values are checked at the opening.
+/// An open map. Its type, its flags, and the sizes of its keys and values were checked when it was opened.
 #[derive(Debug)]
 pub(in crate::bpf) struct MapHandle<K, V> {
     row: &'static Map,
@@ -56,27 +56,27 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
         })
     }
 
-    /// Returns the number of entries of the map.
+    /// Returns the maximum number of entries in the map.
     pub(in crate::bpf) const fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Reads the value of a key; none if the key does not exist.
+    /// Reads the value for a key; returns `None` if the key does not exist.
     pub(in crate::bpf) fn find(&self, key: &K) -> Result<Option<V>, ReadError> {
         let mut value = V::new_zeroed();
         let mut attr = self.key_attr(key).pointer(16, &raw mut value);
-        // SAFETY: key and value have the sizes of the map, and outlive the call.
+        // SAFETY: key and value have the map's key and value sizes, and outlive the call.
         let result = unsafe { attr.call(BPF_MAP_LOOKUP_ELEM) };
         Ok(self.is_found(result)?.then_some(value))
     }
 
-    /// Reads the value of a key that must exist.
+    /// Reads the value for a key that must exist.
     pub(in crate::bpf) fn get(&self, key: &K) -> Result<V, ReadError> {
         let found = self.find(key)?;
         found.ok_or_else(|| self.read_error(io::ErrorKind::NotFound.into()))
     }
 
-    /// Reads all entries of a hash.
+    /// Reads all entries in a hash map.
     pub(in crate::bpf) fn read_all(&self) -> Result<Vec<(K, V)>, ReadError> {
         let mut found = Vec::new();
         let mut last = None;
@@ -94,12 +94,12 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
             .fd(0, self.fd.as_fd())
             .pointer(8, last.map_or(ptr::null(), ptr::from_ref))
             .pointer(16, &raw mut next);
-        // SAFETY: both keys have the key size of the map, and outlive the call; the first may be null.
+        // SAFETY: both keys have the map's key size, and outlive the call; the first may be null.
         let result = unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) };
         Ok(self.is_found(result)?.then_some(next))
     }
 
-    /// Reads the first values of an array, up to `count`, with one system call.
+    /// Reads the first `count` values in an array with one system call.
     pub(in crate::bpf) fn read_first(&self, count: u32) -> Result<Vec<V>, ReadError> {
         let length =
             usize::try_from(count).map_err(|error| self.read_error(io::Error::other(error)))?;
@@ -111,22 +111,22 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
             .pointer(24, values.as_mut_ptr())
             .u32(32, count)
             .fd(36, self.fd.as_fd());
-        // SAFETY: both buffers have room for `count` keys and values, of the sizes of the map.
+        // SAFETY: the buffers have room for `count` keys and `count` values of the map's sizes.
         let result = unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) };
         // Reaching the end of the array is not an error.
         self.is_found(result).map(|_| values)
     }
 
-    /// Writes the value of a key.
+    /// Writes the value for a key.
     pub(in crate::bpf) fn write(&self, key: &K, value: &V) -> Result<(), WriteError> {
         let mut attr = self.key_attr(key).pointer(16, ptr::from_ref(value));
-        // SAFETY: key and value have the sizes of the map, and outlive the call.
+        // SAFETY: key and value have the map's key and value sizes, and outlive the call.
         let written = unsafe { attr.call(BPF_MAP_UPDATE_ELEM) };
         written.map(drop).map_err(|error| self.write_error(error))
     }
 
-    /// Writes entries in order, with one system call. Returns the number of written entries, and an error if
-    /// that is not all of them.
+    /// Writes entries in order, with one system call. Returns how many were written, and an error if not all
+    /// of them were.
     pub(in crate::bpf) fn write_batch(
         &self,
         entries: &[(K, V)],
@@ -146,11 +146,11 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
             .pointer(24, values.as_ptr())
             .u32(32, count)
             .fd(36, self.fd.as_fd());
-        // SAFETY: both vectors have `count` keys and values, of the sizes of the map; the kernel only reads
+        // SAFETY: the vectors have `count` keys and `count` values of the map's sizes; the kernel only reads
         // them.
         match unsafe { attr.call(BPF_MAP_UPDATE_BATCH) } {
             Ok(_) => (entries.len(), Ok(())),
-            // The kernel stores the number of written entries in the attribute, unless it wrote none.
+            // The kernel stores how many entries it wrote in the attribute, unless it wrote none.
             Err(error) => {
                 let written = usize::try_from(attr.read_u32(32)).ok();
                 let written = written.filter(|written| *written < entries.len());
@@ -159,16 +159,16 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
         }
     }
 
-    /// Removes a key, if it exists.
+    /// Removes a key if it exists.
     pub(in crate::bpf) fn remove(&self, key: &K) -> Result<(), WriteError> {
-        // SAFETY: the key has the key size of the map, and outlives the call.
+        // SAFETY: the key has the map's key size, and outlives the call.
         match unsafe { self.key_attr(key).call(BPF_MAP_DELETE_ELEM) } {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.write_error(error)),
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    /// Returns true if a read found its key; converts errors.
+    /// Returns true if a read found its key, and false if the key does not exist; converts any other error.
     fn is_found(&self, result: io::Result<i64>) -> Result<bool, ReadError> {
         match result {
             Ok(_) => Ok(true),

@@ -1,4 +1,4 @@
-//! A BPF array of counters, mapped into the memory of this process (Linux 5.5). Programs change the counters
+//! A BPF array of counters, mapped into this process's memory (Linux 5.5). Programs change the counters
 //! concurrently, so every access is atomic.
 
 use std::{io, num::NonZero, path::Path, ptr::NonNull, sync::atomic::AtomicU64};
@@ -9,17 +9,17 @@ use tunnel_common::table::CONNS;
 use super::open_map;
 use crate::reconcile::ReadError;
 
-/// The counters of a BPF array. The memory mapping keeps the BPF map alive.
+/// The counters in a BPF array. The memory mapping keeps the BPF map alive.
 #[derive(Debug)]
 pub(in crate::bpf) struct MappedCounters(NonNull<[AtomicU64]>);
 
-// SAFETY: the memory is mapped until the value is dropped, and is only accessed by atomic operations.
+// SAFETY: the memory stays mapped until the value is dropped, and is only accessed by atomic operations.
 unsafe impl Send for MappedCounters {}
 // SAFETY: as above.
 unsafe impl Sync for MappedCounters {}
 
 impl MappedCounters {
-    /// Maps the array `conns`, pinned in a directory, into memory.
+    /// Maps the array `conns` that is pinned in a directory into memory.
     pub(in crate::bpf) fn open(directory: &Path) -> Result<Self, ReadError> {
         let (map, entries) = open_map::<u32, u64>(directory, &CONNS)?;
         let mapped = || -> io::Result<Self> {
@@ -49,7 +49,7 @@ impl MappedCounters {
 impl Drop for MappedCounters {
     fn drop(&mut self) {
         let length = size_of_val(self.get());
-        // SAFETY: this value owns the complete mapping, and no reference into the mapping is left.
+        // SAFETY: this value owns the complete mapping, and no references into the mapping are left.
         if let Err(error) = unsafe { munmap(self.0.cast(), length) } {
             tracing::debug!(%error, "cannot unmap a BPF array");
         }

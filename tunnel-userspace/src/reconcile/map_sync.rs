@@ -1,4 +1,4 @@
-//! Compares the plans with the content of the service maps, and writes the differences.
+//! Compares the plans with the contents of the service maps and writes the differences.
 
 mod actual;
 mod allocators;
@@ -37,41 +37,41 @@ use crate::{
     plan::{PortName, PortPlan},
 };
 
-/// The phase of syncing, which determines what the next sync writes.
+/// The phase that syncing is in, which determines what the next sync writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum SyncPhase {
-    /// A source has not delivered its first complete list: nothing is written.
+    /// At least one source has not delivered its first complete list yet, so nothing is written.
     WaitingForSources,
     /// The next sync is the first one. It writes all Services, in batches.
     FirstSync,
-    /// A batch of the first sync was refused, so the content of the maps is unknown. Nothing is written
-    /// until the maps are read again.
+    /// A batch was refused during the first sync, so the contents of the maps are unknown. Nothing is written
+    /// until the maps have been re-read.
     ContentUnknown,
-    /// The maps were read again. The next sync writes all Services without batches, so that a refused write
-    /// affects no other Service.
+    /// The maps have been re-read. The next sync writes all Services without batching, so that a refused
+    /// write affects only a single Service.
     FirstSyncUnbatched,
-    /// A sync writes the Services that changed.
+    /// Each sync writes only the Services that have changed.
     Incremental,
 }
 
-/// Brings the service maps to the state that the plans require.
+/// Brings the service maps into line with the plans.
 pub(super) struct MapSync<M> {
     pub(super) tracked: TrackedMaps<M>,
     pub(super) orphans: Orphans,
     phase: SyncPhase,
-    /// Services to be written by the next sync.
+    /// The Services that the next sync will write.
     pub(super) dirty: BTreeSet<ObjectName>,
-    /// Services that wait until entries are freed after a grace period.
+    /// The Services that are waiting for entries to be freed after a grace period.
     pub(super) waiting_for_entries: BTreeSet<ObjectName>,
-    /// True if entries were retired since the last time that Services without room were retried.
+    /// True if entries have been retired since the Services that don't fit into the maps were last retried.
     has_retired: bool,
     pub(super) problems: ProblemTracker,
-    /// The number of differences that audits found, and of invalid entries at the start.
+    /// The number of differences found by audits, plus the number of invalid entries found at startup.
     pub(super) drift: u64,
 }
 
 impl<M: MapReader + MapWriter> MapSync<M> {
-    /// Takes over the maps with their present content.
+    /// Takes over the maps with their current contents.
     pub(super) fn adopt(
         maps: M,
         sizes: MapSizes,
@@ -119,7 +119,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return services;
         }
         self.phase = SyncPhase::Incremental;
-        // Deletions come last, so that an address that moves to another Service is served all the time.
+        // Deletions come last, so that an address that moves to another Service is served without
+        // interruption.
         for (name, diff) in deletions {
             if let Err(error) = self.tracked.remove_unplanned(Some(&name), &diff) {
                 self.dirty.insert(name.service.clone());
@@ -132,8 +133,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         services
     }
 
-    /// Assigns the ids in the maps to service ports, after a start: a port gets the id that is in the record
-    /// of one of its frontends. Ids that no port gets are orphaned.
+    /// Assigns the ids found in the maps to service ports after startup: each port gets the id stored in the
+    /// record of one of its frontends. Ids that no port gets become orphans.
     fn assign_ids(&mut self, desired: &DesiredPlans) {
         let (actual, orphans) = (&mut self.tracked.actual, &mut self.orphans);
         let mut taken: BTreeSet<u32> = BTreeSet::new();
@@ -153,7 +154,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return;
         }
         for (service, plans) in &desired.plans {
-            // A port without endpoints keeps its backends: the missing object may be its slice.
+            // A port without endpoints keeps its backends, since the missing object may be its EndpointSlice.
             let without_endpoints = plans.iter().filter(|(name, plan)| {
                 let id = actual.id(name);
                 let port = id.and_then(|id| actual.ports.get(&id));
@@ -198,8 +199,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.replace_problems(service, problems);
     }
 
-    /// Writes the planned entries of a port, or as many as there is room for. Returns the difference; the
-    /// caller makes its deletions later.
+    /// Writes a port's planned entries, or as many of them as there is room for. Returns the difference,
+    /// whose deletions the caller must make later.
     fn write_port(
         &mut self,
         name: &PortName,
@@ -249,8 +250,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         tracked.write_plan(id, protocol, &reduced).map(Some)
     }
 
-    /// Returns the id of a port. A port without one gets the orphaned id of one of its frontends, or a free
-    /// id; `None` if there is no free id.
+    /// Returns a port's id. A port that has none is assigned an orphaned id from one of its frontends'
+    /// records or, failing that, a free id. Returns `None` if there is no free id.
     fn assigned_id(&mut self, name: &PortName, plan: &PortPlan) -> Option<u32> {
         let actual = &mut self.tracked.actual;
         if let Some(id) = actual.id(name) {
@@ -262,8 +263,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Some(id)
     }
 
-    /// Writes the probe's frontend, calls `dial`, and removes the frontend. Returns `None` if the maps have
-    /// no room for it, or a Service owns the same frontend.
+    /// Writes the probe's frontend, calls `dial`, and removes the frontend again. Returns `None` if the maps
+    /// have no room for the frontend or a Service already owns it.
     pub(super) fn dial_probe<R>(
         &mut self,
         probe: &ProbeFrontend,
@@ -272,7 +273,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let actual = &mut self.tracked.actual;
         let known = actual.frontends.get(&probe.frontend);
         let id = match known.map(|frontend| frontend.record.service) {
-            // A process that was killed has left the probe's frontend.
+            // A process that was killed may have left the probe's frontend behind.
             Some(id) => self.orphans.take_id(id).then_some(id)?,
             None => actual.free_ids.allocate()?,
         };
@@ -323,11 +324,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.dirty.extend(desired.plans.keys().cloned());
     }
 
-    /// Reads the maps again, as at a start, after a batch of the first sync was refused.
+    /// Re-reads the maps, as at startup, after a batch was refused during the first sync.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; the call can be repeated.
+    /// Returns the same errors as [`Self::adopt`]. The call can be retried.
     pub(super) fn read_again(&mut self, grace: &impl GracePeriod) -> Result<(), AdoptError> {
         self.tracked.adopt(grace)?;
         self.orphans.clear();
@@ -336,12 +337,13 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Ok(())
     }
 
-    /// Reads the maps again, and compares them with their tracked content. If they differ, their content
-    /// becomes the tracked one, and every Service is marked dirty. Returns the number of differences.
+    /// Re-reads the maps and compares them with their tracked contents. If they differ, the contents just
+    /// read become the tracked contents, and every Service is marked dirty. Returns the number of
+    /// differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; the tracked content stays as it was.
+    /// Returns the same errors as [`Self::adopt`]. On error, the tracked contents are left unchanged.
     pub(super) fn audit(
         &mut self,
         desired: &DesiredPlans,
@@ -360,8 +362,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Ok(differences)
     }
 
-    /// Frees retired entries after their grace period, except for backend indices with open connections.
-    /// `more` is true if another batch of retired entries waits.
+    /// Frees retired entries after their grace period, except for the indices of backends that still have
+    /// open connections. `more` is true if another batch of retired entries is waiting.
     pub(super) fn free(&mut self, retired: &RetiredEntries, more: bool) {
         self.tracked.free(retired, more);
         self.dirty.append(&mut self.waiting_for_entries);
@@ -372,8 +374,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
     }
 
-    /// Frees the indices of removed backends whose connections have all closed. If there are any, Services
-    /// without room become dirty.
+    /// Frees the indices of removed backends whose connections have all been closed. If any index is freed,
+    /// the Services that don't fit into the maps become dirty.
     pub(super) fn poll_draining(&mut self) {
         if self.tracked.poll_draining() > 0 {
             self.dirty
@@ -383,8 +385,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
 }
 
 impl<M> MapSync<M> {
-    /// Applies the state of the sources: `synced` is true once each has delivered its first complete list,
-    /// `complete` if no object is missing.
+    /// Applies the state of the sources: `synced` is true once each of them has delivered its first complete
+    /// list, and `complete` is true if no object is missing.
     pub(super) fn set_source_state(&mut self, synced: bool, complete: bool) {
         if synced && self.phase == SyncPhase::WaitingForSources {
             self.phase = SyncPhase::FirstSync;
@@ -392,23 +394,23 @@ impl<M> MapSync<M> {
         self.dirty.extend(self.orphans.set_complete(complete));
     }
 
-    /// Returns true if every source has delivered its first list.
+    /// Returns true if every source has delivered its first complete list.
     pub(super) fn is_synced(&self) -> bool {
         self.phase != SyncPhase::WaitingForSources
     }
 
-    /// Returns true if the content of the maps is unknown. Nothing is written until
+    /// Returns true if the contents of the maps are unknown, in which case nothing is written until
     /// [`Self::read_again`] succeeds.
     pub(super) fn is_content_unknown(&self) -> bool {
         self.phase == SyncPhase::ContentUnknown
     }
 
-    /// Returns true if a change waits to be written.
+    /// Returns true if a change is waiting to be written.
     pub(super) fn is_dirty(&self) -> bool {
         self.is_synced() && (!self.dirty.is_empty() || self.orphans.has_removable())
     }
 
-    /// Returns all problems with service ports, and with entries of an earlier process.
+    /// Returns all problems with service ports and with entries left by an earlier process.
     pub(super) fn all_problems(&self) -> impl Iterator<Item = &PortProblem> {
         let problems = self.problems.by_service.values().flat_map(BTreeMap::values);
         problems.chain(self.orphans.problems())

@@ -1,6 +1,6 @@
-//! Copies the content of maps into empty maps of other sizes, which no program reads yet. Numbers that are
-//! stored outside these maps stay the same: sockets store the index of a backend and the id of its service
-//! port, and a steering address contains the index of its record.
+//! Copies the contents of maps into empty maps of different sizes that no program reads yet. Numbers that are
+//! also stored outside these maps stay the same: a socket stores the index of its backend and the id of its
+//! service port, and a steering address contains the index of its record.
 
 use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
@@ -17,23 +17,23 @@ use super::{
     steering::{QUARANTINE, nanos},
 };
 
-/// A configured map size is too small for the present content.
+/// A configured map size is too small for the current contents.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "bpf.maps.{size} of {wanted} is too small: the present content of the maps needs {needed} or more \
      (open connections may use the highest index)"
 )]
 pub struct MapTooSmall {
-    /// The name of the size in the config.
+    /// The config key of the size.
     pub size: &'static str,
-    /// The configured number.
+    /// The configured size.
     pub wanted: u32,
-    /// The smallest number that is sufficient.
+    /// The smallest size that is large enough.
     pub needed: u32,
 }
 
 impl MapTooSmall {
-    /// Returns true if this size is in the config. The size for steering is not, if steering is off.
+    /// Returns true if this size comes from the config. The size for steering does not if steering is off.
     #[must_use]
     pub fn is_configured(&self) -> bool {
         self.size != MapSize::Steering.key() || self.wanted != MapSizes::DISABLED
@@ -52,26 +52,26 @@ fn check_size(size: MapSize, wanted: MapSizes, needed: u32) -> Result<(), MapToo
     Ok(())
 }
 
-/// A copy of the content of the service maps.
+/// A copy of the service maps' contents.
 #[derive(Debug)]
 pub struct ServiceMapsSnapshot(ActualContent);
 
 impl ServiceMapsSnapshot {
-    /// Reads maps of these sizes, except for invalid entries.
+    /// Reads maps of the given sizes, skipping invalid entries.
     ///
     /// # Errors
     ///
-    /// A map can't be read.
+    /// Returns an error if a map can't be read.
     pub fn read(maps: &impl MapReader, had: MapSizes) -> Result<Self, ReadError> {
         let (actual, _left_out) = read_maps(maps, had)?;
         Ok(Self(actual))
     }
 
-    /// Checks that the content fits into maps of these sizes.
+    /// Checks that the contents fit into maps of the given sizes.
     ///
     /// # Errors
     ///
-    /// A size is too small.
+    /// Returns an error if a size is too small.
     pub fn fits(&self, wanted: MapSizes) -> Result<(), MapTooSmall> {
         let ids = self.0.ports.keys().max();
         let indices = self.0.ports.values();
@@ -92,12 +92,12 @@ impl ServiceMapsSnapshot {
         )
     }
 
-    /// Writes the content into empty maps. Backend indices beyond the size of the old maps get the state
+    /// Writes the contents into empty maps. Backend indices beyond those of the old maps get the state
     /// `unused`.
     ///
     /// # Errors
     ///
-    /// A map can't be read or written.
+    /// Returns an error if a map can't be read or written.
     pub fn write(
         &self,
         from: &impl MapReader,
@@ -114,7 +114,7 @@ impl ServiceMapsSnapshot {
         let (_, written) = to.write_backends(&backends.collect::<Vec<_>>());
         written?;
         write_unused_backends(to, known, sizes, unused)?;
-        // Slots and records may move, since only other entries of these maps refer to them.
+        // Slots, source ranges and records may move, since only other entries in these maps refer to them.
         let sets = write_compacted(&self.0.sets, |base, backends| {
             let slots: Vec<_> = slots(backends).collect();
             to.write_slots(base, &slots)
@@ -138,7 +138,7 @@ impl ServiceMapsSnapshot {
     }
 }
 
-/// Writes all lists without gaps. Returns the new base of each list, by its old base.
+/// Writes all lists without gaps between them. Returns the new base of each list, keyed by its old base.
 fn write_compacted<T: Eq + Hash>(
     lists: &RefCountedLists<T>,
     mut write: impl FnMut(u32, &[T]) -> Result<(), WriteError>,
@@ -163,11 +163,11 @@ fn with_new_base(bases: &BTreeMap<u32, u32>, set: IndexRange) -> IndexRange {
     })
 }
 
-/// Writes the state `unused` to every backend index from `first` on.
+/// Writes the state `unused` to every backend index from `first` onwards.
 ///
 /// # Errors
 ///
-/// The map can't be written.
+/// Returns an error if the map can't be written.
 pub fn write_unused_backends(
     to: &mut impl MapWriter,
     first: u32,
@@ -183,18 +183,18 @@ pub fn write_unused_backends(
     written
 }
 
-/// Returns the smallest size for which the array contains this index; 0 without an index.
+/// Returns the smallest size for which the array contains the given index, or 0 if there is no index.
 fn size_for_index(index: Option<&u32>) -> u32 {
     let Some(entries) = index.map(|index| index + 1) else {
         return 0;
     };
-    // The search is short: an array has at most 65 entries and an eighth more than its size.
+    // The search is short, since an array's entries exceed its size by at most an eighth plus 65.
     let least = Headroom::Update.size_for(entries).saturating_sub(1);
     let is_enough = |size: &u32| Headroom::Update.entries(*size) >= entries;
     (least..).find(is_enough).unwrap_or(entries)
 }
 
-/// A copy of the content of the steering maps.
+/// A copy of the steering maps' contents.
 #[derive(Debug)]
 pub struct SteeringMapsSnapshot {
     keys: Vec<(SteeringKey, u32)>,
@@ -202,15 +202,15 @@ pub struct SteeringMapsSnapshot {
 }
 
 impl SteeringMapsSnapshot {
-    /// Reads maps of these sizes, except for records whose quarantine has ended. `now` is the time since
-    /// the machine started.
+    /// Reads maps of the given sizes, skipping records whose quarantine has ended. `now` is the time since
+    /// boot.
     ///
     /// # Errors
     ///
-    /// A map can't be read.
+    /// Returns an error if a map can't be read.
     pub fn read(maps: &impl SteeringMaps, had: MapSizes, now: Duration) -> Result<Self, ReadError> {
         let is_quarantine_over = |record: &SteeringRecord| {
-            // A record with a removal in the future is still in quarantine.
+            // A record whose removal time is in the future is still in quarantine.
             record.removed_at > 0
                 && nanos(now).saturating_sub(record.removed_at) >= nanos(QUARANTINE)
         };
@@ -227,24 +227,24 @@ impl SteeringMapsSnapshot {
         Ok(Self { keys, records })
     }
 
-    /// Checks that the content fits into maps of these sizes.
+    /// Checks that the contents fit into maps of the given sizes.
     ///
     /// # Errors
     ///
-    /// The size is too small.
+    /// Returns an error if the size is too small.
     pub fn fits(&self, wanted: MapSizes) -> Result<(), MapTooSmall> {
         let keys = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
-        // The array has 2 * size + 1 records, and the last one is the probe's.
+        // The array has 2 * size + 1 records, the last of which is the probe's.
         let last = self.records.keys().next_back();
         let records = last.map_or(0, |index| index / 2 + 1);
         check_size(MapSize::Steering, wanted, keys.max(records))
     }
 
-    /// Writes the content into empty maps.
+    /// Writes the contents into empty maps.
     ///
     /// # Errors
     ///
-    /// A map can't be written.
+    /// Returns an error if a map can't be written.
     pub fn write(&self, to: &mut impl SteeringMaps) -> Result<(), WriteError> {
         for (index, record) in &self.records {
             to.write_record(*index, record)?;

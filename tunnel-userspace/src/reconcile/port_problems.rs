@@ -4,21 +4,22 @@ use tunnel_common::reason::Reason;
 
 use crate::{model::ObjectName, plan::PortName};
 
-/// The problem with a service port that is not programmed as planned.
+/// A problem that keeps a service port from being programmed as planned.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortProblem {
-    /// The reason; problems are counted by reason.
+    /// The reason, by which problems are counted.
     pub reason: Reason,
-    /// The description for operators.
+    /// A description for operators.
     pub text: String,
 }
 
-/// The problems with the ports of one Service.
+/// The problems with one Service's ports.
 pub(super) type PortProblems = BTreeMap<PortName, PortProblem>;
 
 impl PortProblem {
-    /// Returns the problem with a port that doesn't fit into the maps. `wanted` is the number of backends
-    /// in its plan, `draining` the number of removed backends whose indices open connections still use.
+    /// Returns the problem for a port that doesn't fit into the maps. `wanted` is the number of backends in
+    /// the port's plan, and `draining` is the number of removed backends whose indices are still in use by
+    /// open connections.
     pub(super) fn no_room(reason: Reason, wanted: usize, draining: usize) -> Self {
         let mut text = format!("{} ({wanted} backends wanted", reason.meaning());
         if reason == Reason::BackendsFull && draining > 0 {
@@ -31,7 +32,7 @@ impl PortProblem {
     }
 }
 
-/// The present problems of all Services, and the number of times that each reason occurred.
+/// The current problems of all Services, and the number of times each reason has occurred.
 #[derive(Debug, Default)]
 pub(super) struct ProblemTracker {
     pub(super) by_service: BTreeMap<ObjectName, PortProblems>,
@@ -39,13 +40,13 @@ pub(super) struct ProblemTracker {
 }
 
 impl ProblemTracker {
-    /// Increments the counter of a reason.
+    /// Increments a reason's counter.
     pub(super) fn count(&mut self, reason: Reason) {
         *self.reason_counts.entry(reason).or_default() += 1;
     }
 
-    /// Replaces the problems of a Service, and logs those that are new or resolved. If not all ports of the
-    /// Service were tried, its previous problems stay.
+    /// Replaces a Service's problems and logs those that are new or resolved. If some of the Service's ports
+    /// were not tried, its previous problems are kept.
     pub(super) fn replace(
         &mut self,
         service: &ObjectName,
@@ -75,7 +76,7 @@ impl ProblemTracker {
         }
     }
 
-    /// Returns the Services with a port that did not fit into the maps.
+    /// Returns the Services that have a port that did not fit into the maps.
     pub(super) fn services_without_room(&self) -> impl Iterator<Item = &ObjectName> {
         let is_full = |problem: &PortProblem| {
             matches!(

@@ -1,5 +1,5 @@
-//! The published state of the reconciler: Services with their map entries, counters, metrics, problems. Other
-//! tasks read it while maps are written.
+//! The state that the reconciler publishes: Services with their map entries, counters, metrics and problems.
+//! Other tasks can read it while the maps are being written.
 
 mod histogram;
 mod port_counters;

@@ -1,4 +1,4 @@
-//! The task that reconciles: waits for changes, writes them into the maps, and publishes the result.
+//! The reconcile loop: a task that waits for changes, writes them to the maps and publishes the result.
 
 use std::{collections::BTreeSet, future, net::IpAddr, sync::Arc, time::Duration};
 
@@ -27,22 +27,23 @@ use crate::{
     publish,
 };
 
-/// The delay before the first retry of failed writes. It doubles with each retry.
+/// The delay before failed writes are first retried. It doubles with each retry.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// The longest delay before a retry of failed writes.
+/// The maximum delay before failed writes are retried.
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// The delay before an incomplete sync of steering is retried.
+/// The delay before an incomplete sync of the steering maps is retried.
 const STEERING_RETRY: Duration = Duration::from_secs(5);
-/// The interval for polling removed backends with open connections.
+/// The interval at which removed backends that still have open connections are polled.
 const DRAINING_POLL: Duration = Duration::from_secs(5);
 
-/// The changes of all sources, collected until the loop takes them.
+/// The changes from all sources, collected until the loop takes them.
 pub trait Updates: Send {
-    /// Waits for changes, and takes all of them. Returns `None` once every source has ended. Cancel safe.
+    /// Waits for changes and takes all of them. Returns `None` once every source has ended. This method is
+    /// cancel safe.
     fn update(&mut self) -> impl Future<Output = Option<ClusterUpdate>> + Send;
 }
 
-/// The reconcile loop, with the channels on which it publishes its state.
+/// The reconcile loop, along with the channels on which it publishes its state.
 pub struct ReconcileLoop<M, S, G> {
     reconciler: Reconciler<M>,
     steering: SteeringReconciler<S>,
@@ -52,26 +53,26 @@ pub struct ReconcileLoop<M, S, G> {
     timers: Timers,
     stats: watch::Sender<ReconcileStats>,
     warnings: watch::Sender<Arc<[ObjectWarning]>>,
-    /// Incremented whenever backends were removed and no program can still choose one of them.
+    /// Incremented whenever backends have been removed and no program can choose them any more.
     backend_removals: watch::Sender<u64>,
     health: watch::Sender<Arc<HealthChecks>>,
 }
 
-/// The times of work that no event triggers.
+/// Timers for work that is not triggered by an event.
 #[derive(Default)]
 struct Timers {
     /// The delay before failed writes are retried.
     retry_delay: Duration,
-    /// The time of the next retry of failed writes.
+    /// The time at which failed writes are next retried, if there are any.
     retry_at: Option<Instant>,
-    /// The time of the next sync of steering, if the last one was incomplete.
+    /// The time of the next sync of the steering maps, if the last one was incomplete.
     steering_at: Option<Instant>,
-    /// The time of the next poll of removed backends with open connections.
+    /// The time at which removed backends that still have open connections are next polled, if there are any.
     draining_at: Option<Instant>,
 }
 
 impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> ReconcileLoop<M, S, G> {
-    /// Returns a loop for a reconciler.
+    /// Creates a loop that drives the given reconcilers.
     pub fn new(
         reconciler: Reconciler<M>,
         steering: SteeringReconciler<S>,
@@ -95,7 +96,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         }
     }
 
-    /// Returns the reconciler of the steering maps.
+    /// Returns the reconciler for the steering maps.
     pub const fn steering(&mut self) -> &mut SteeringReconciler<S> {
         &mut self.steering
     }
@@ -110,13 +111,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.warnings.subscribe()
     }
 
-    /// Returns a receiver that changes whenever backends were removed and no program can still choose one
-    /// of them.
+    /// Returns a receiver that is notified whenever backends have been removed and no program can choose them
+    /// any more.
     pub fn backend_removals(&self) -> watch::Receiver<u64> {
         self.backend_removals.subscribe()
     }
 
-    /// Returns a receiver for the health checks of Services; they are published after the first sync.
+    /// Returns a receiver for the Services' health checks, which are first published after the first sync.
     pub fn health_checks(&self) -> watch::Receiver<Arc<HealthChecks>> {
         self.health.subscribe()
     }
@@ -126,8 +127,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.reconciler.published()
     }
 
-    /// Writes the probe's frontend, calls `dial`, and removes the frontend. Returns `None` if the maps have
-    /// no room for it, or a Service owns the same frontend.
+    /// Writes the probe's frontend, calls `dial`, and removes the frontend again. Returns `None` if the maps
+    /// have no room for the frontend or a Service already owns it.
     pub fn dial_probe<R>(&mut self, probe: &ProbeFrontend, dial: impl FnOnce() -> R) -> Option<R> {
         let sync = &mut self.reconciler.sync;
         let result = sync.dial_probe(probe, dial);
@@ -135,28 +136,28 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         result
     }
 
-    /// Returns true if the content of the maps is unknown, so that nothing may be written.
+    /// Returns true if the contents of the maps are unknown, in which case nothing may be written.
     pub fn is_content_unknown(&self) -> bool {
         self.reconciler.sync.is_content_unknown()
     }
 
-    /// Replaces the addresses of this node. Writes nothing.
+    /// Replaces the set of this node's addresses. Doesn't write to the maps.
     pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
         self.reconciler.set_addresses(BTreeSet::clone(addresses));
     }
 
-    /// Enables polling, at this interval, for local listeners on frontends with an address of this node.
-    /// Sockets are not translated there.
+    /// Enables polling, at the given interval, for local listeners on frontends that have one of this node's
+    /// addresses. Sockets that connect to such a listener are not translated.
     pub fn enable_listener_poll(&mut self, find: FindListeners, interval: Duration) {
         self.listener_poll = ListenerPoll::new(Some(find), interval);
         self.reconciler.waiting_for_poll.get_or_insert_default();
     }
 
-    /// Applies and writes one update, before the loop runs.
+    /// Applies one update and writes it to the maps, before the loop runs.
     ///
     /// # Errors
     ///
-    /// The thread of a poll for listeners panicked.
+    /// Returns an error if the thread that polls for listeners panics.
     pub async fn apply(&mut self, update: ClusterUpdate) -> Result<(), ThreadPanicked> {
         let noticed_at = self.update(update);
         while self.listener_poll.start_if_due(&mut self.reconciler) {
@@ -168,13 +169,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         Ok(())
     }
 
-    /// Waits until all retired entries are freed, and writes the changes that waited for free entries. To
-    /// be called after [`Self::apply`], before the loop runs.
+    /// Waits until all retired entries have been freed, and writes the changes that were waiting for free
+    /// entries. Must be called after [`Self::apply`] and before the loop runs.
     ///
     /// # Errors
     ///
-    /// The kernel refused to wait for a grace period. The entries stay allocated until the next start of
-    /// the daemon reads the maps.
+    /// Returns an error if the kernel refuses to wait for a grace period. The entries then stay allocated
+    /// until the daemon restarts and reads the maps again.
     pub async fn free_retired(&mut self) -> Result<(), ThreadPanicked> {
         while self.retired.is_running() {
             let freed = self.retired.wait_for_batch().await.ok_or(ThreadPanicked)?;
@@ -191,7 +192,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         since
     }
 
-    /// Runs until the drain begins or every source has ended. The maps keep their content.
+    /// Runs until the drain begins or every source has ended. The maps keep their contents.
     pub async fn run(
         mut self,
         mut updates: impl Updates,
@@ -216,7 +217,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                 }
                 Ok(()) = addresses.changed() => {
                     self.set_addresses(&addresses.borrow_and_update());
-                    // This isn't an update of a source, so the published latency doesn't change.
+                    // This isn't an update from a source, so it doesn't affect the published latency.
                     is_due = true;
                 }
                 result = self.listener_poll.wait() => {
@@ -231,8 +232,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     continue;
                 }
                 () = sleep_until_some(poll_at) => {}
-                // Not in the background, since waiting Services may then be written. One poll reads a
-                // bounded number of counters.
+                // This doesn't run in the background, since Services that are waiting may be written
+                // afterwards. Each poll reads a bounded number of counters.
                 () = sleep_until_some(self.timers.draining_at) => self.reconciler.sync.poll_draining(),
                 _ = audits.tick() => is_due = self.audit(),
             }
@@ -241,8 +242,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         info!("the reconcile loop ends; the maps keep their content");
     }
 
-    /// Starts a poll for listeners if one is due, writes the changes, and sets the times of the next retry
-    /// and poll. Syncs even without a change if `is_due`.
+    /// Starts a poll for listeners if one is due, writes the changes, and schedules the next retry and poll.
+    /// If `is_due` is true, syncs even if nothing has changed.
     fn write_and_schedule(&mut self, is_due: bool, changed_at: Option<Duration>) {
         self.listener_poll.start_if_due(&mut self.reconciler);
         if is_due || self.reconciler.is_dirty() {
@@ -264,7 +265,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         });
     }
 
-    /// Frees a batch of retired entries. Services that waited for free entries become dirty.
+    /// Frees a batch of retired entries. Services that were waiting for free entries become dirty.
     fn free_batch(&mut self, freed: &RetiredEntries) {
         let is_backend = |entry: &RetiredEntry| matches!(entry, RetiredEntry::Backend(_));
         if freed.0.iter().any(is_backend) {
@@ -278,9 +279,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.backend_removals.send_modify(|times| *times += 1);
     }
 
-    /// Compares the maps with their tracked content. This must not run during a write, since a half-written
-    /// change would be a difference; the loop is blocked for as long as at the start of the daemon. Returns
-    /// true if there were differences, which must then be written.
+    /// Compares the maps with their tracked contents. Returns true if they differ, in which case the
+    /// differences must be written. This must not run during a write, since a half-written change would count
+    /// as a difference. It therefore blocks the loop, for as long as it takes to read the maps at startup.
     fn audit(&mut self) -> bool {
         match self.reconciler.audit(&*self.retired.grace_period) {
             Ok(0) => {}
@@ -289,7 +290,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     differences,
                     "the maps differ from their last written content, repairing them"
                 );
-                // Removed backends may be among the differences, and their grace period is over.
+                // The differences may include removed backends, whose grace period has ended.
                 self.publish_removal();
                 return true;
             }
@@ -301,7 +302,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         false
     }
 
-    /// Writes the changes. If a write of the first sync was refused, reads the maps again and writes the
+    /// Writes the changes. If a write is refused during the first sync, re-reads the maps and writes the
     /// rest.
     fn write_changes(&mut self) -> RetiredEntries {
         let retired = self.reconciler.write_changes();
@@ -320,7 +321,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.reconciler.write_changes()
     }
 
-    /// Syncs the steering maps. Steering has its own retries, so that Services never wait for it.
+    /// Syncs the steering maps. Steering is retried separately, so that Services never have to wait for it.
     fn sync_steering(&mut self) {
         self.steering.sync(since_boot());
         let is_incomplete = self.steering.is_incomplete();
@@ -374,7 +375,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     }
 }
 
-/// Waits until a time, or for ever if there is none.
+/// Sleeps until the given time, or forever if there is none.
 async fn sleep_until_some(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

@@ -17,26 +17,26 @@ use crate::{
     plan::{HealthChecks, SteeringProblem},
 };
 
-/// Owns the service maps, and keeps them as planned.
+/// Owns the service maps and keeps their contents in line with the plans.
 pub struct Reconciler<M> {
     pub(super) desired: DesiredPlans,
     pub(super) sync: MapSync<M>,
     pub(super) recorder: MetricsRecorder,
-    /// The published Services.
+    /// The Services as published to other tasks.
     published: PublishedServices,
-    /// True if a source has not answered since the start.
+    /// True if at least one source has not responded since startup.
     stale: bool,
-    /// Services with frontends that no poll for listeners has covered yet; they are not written before.
-    /// `None` if polling is off.
+    /// The Services with frontends that no poll for listeners has covered yet. They are not written until one
+    /// has. `None` if polling is off.
     pub(super) waiting_for_poll: Option<BTreeSet<ObjectName>>,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
-    /// Takes over the maps with their present content.
+    /// Takes over the maps with their current contents.
     ///
     /// # Errors
     ///
-    /// The maps can't be read, or invalid entries can't be removed.
+    /// Returns an error if the maps can't be read or invalid entries can't be removed.
     pub fn adopt(
         maps: M,
         sizes: MapSizes,
@@ -53,8 +53,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         })
     }
 
-    /// Writes the Services that changed. Those that can't be written stay dirty. Returns the entries that
-    /// are no longer in use, to be freed after a grace period.
+    /// Writes the Services that have changed. Those that can't be written stay dirty. Returns the entries
+    /// that are no longer in use, which may be freed after a grace period.
     pub fn write_changes(&mut self) -> RetiredEntries {
         if let Some(waiting) = &mut self.waiting_for_poll {
             let listeners = &self.desired.listeners;
@@ -66,12 +66,13 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         self.sync.tracked.take_retired()
     }
 
-    /// Reads the maps again, and compares them with their tracked content. If they differ, their content
-    /// becomes the tracked one, and every Service is marked dirty. Returns the number of differences.
+    /// Re-reads the maps and compares them with their tracked contents. If they differ, the contents just
+    /// read become the tracked contents, and every Service is marked dirty. Returns the number of
+    /// differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`]; the tracked content stays as it was.
+    /// Returns the same errors as [`Self::adopt`]. On error, the tracked contents are left unchanged.
     pub fn audit(&mut self, grace: &impl GracePeriod) -> Result<u64, AdoptError> {
         let differences = self.sync.audit(&self.desired, grace)?;
         self.recorder.is_full |= differences > 0;
@@ -92,7 +93,7 @@ impl<M> Reconciler<M> {
         &self.published
     }
 
-    /// Plans the changes of an update. Writes nothing.
+    /// Plans the changes in an update. Doesn't write to the maps.
     pub fn update(&mut self, update: ClusterUpdate) {
         self.stale = update.stale;
         self.recorder.metrics.last_queued_at = Some(Timestamp::now());
@@ -108,14 +109,14 @@ impl<M> Reconciler<M> {
         self.mark_dirty(changed);
     }
 
-    /// Replaces the addresses of this node. Writes nothing.
+    /// Replaces the set of this node's addresses. Doesn't write to the maps.
     pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
         let changed = self.desired.set_addresses(addresses);
         self.mark_dirty(changed);
     }
 
-    /// Replaces the set of frontends with a local listener. Frontends on addresses of other nodes are
-    /// ignored. Writes nothing.
+    /// Replaces the set of frontends that have a local listener. Frontends that are not on one of this node's
+    /// addresses are ignored. Doesn't write to the maps.
     pub fn set_listeners(&mut self, found: BTreeSet<FrontendKey>) {
         let changed = self.desired.set_listeners(&found);
         self.mark_dirty(changed);
@@ -129,13 +130,13 @@ impl<M> Reconciler<M> {
         self.sync.dirty.append(&mut changed.services);
     }
 
-    /// Returns the health checks of Services; `None` before the first sync.
+    /// Returns the Services' health checks, or `None` before the first sync.
     #[must_use]
     pub fn health(&self) -> Option<&Arc<HealthChecks>> {
         self.sync.is_synced().then_some(&self.desired.health)
     }
 
-    /// Returns true if a change waits to be written.
+    /// Returns true if a change is waiting to be written.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.sync.is_dirty()
@@ -146,7 +147,7 @@ impl<M> Reconciler<M> {
         warnings(&self.desired, &self.sync, steering)
     }
 
-    /// Fills in the statistics of a sync that has just ended.
+    /// Fills in the statistics for a sync that has just finished.
     pub(super) fn fill_stats(&mut self, stats: &mut ReconcileStats, took: Duration) {
         stats.stale = self.stale;
         stats.fill_from(&self.desired, &self.sync);

@@ -52,9 +52,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// The delay before a failed check is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// The guard on the uplinks: programs that drop packets that arrive over an uplink for a steering prefix.
+/// The guard on the uplinks: programs that drop packets to steering prefixes if they arrive over an uplink.
 pub trait UplinkGuard: Send {
-    /// The error when an operation fails.
+    /// The type of the errors that the operations return.
     type Error: std::error::Error + Send + Sync + 'static;
 
     /// Attaches the guard to every uplink, given by index and name. Other links keep their guards. If
@@ -251,7 +251,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         Ok(())
     }
 
-    /// Runs until the drain begins. Guards and routes then stay in place.
+    /// Runs until the drain begins. The guards and routes are left in place.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let mut next = Instant::now() + CHECK_INTERVAL;
         let mut reattach_at = next;

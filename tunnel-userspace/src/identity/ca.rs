@@ -1,5 +1,5 @@
-//! The built-in CA behind `culvert ca`: creates a CA, and issues certificates to gateways and agents as
-//! files.
+//! The built-in CA behind `culvert ca`: creates a CA, issues certificates to gateways and agents, and stores
+//! them in files.
 
 mod authority;
 mod certificate_view;
@@ -90,7 +90,7 @@ pub enum CaError {
         /// The end of the validity period.
         until: Timestamp,
     },
-    /// The output directory already has the certificate of another role or node.
+    /// The output directory already has a certificate for another role or node.
     #[error(
         "{} is the certificate of {found}, and is not replaced by that of {wanted}; choose another \
         directory with --out", path.display()
@@ -261,7 +261,7 @@ fn issue(
     })
 }
 
-/// Returns an error if a file contains the certificate of another role or node. A file without a readable
+/// Returns an error if a file contains a certificate for another role or node. A file without a readable
 /// certificate may be replaced.
 fn check_owner(path: &Path, role: Role, name: &str) -> Result<(), CaError> {
     let Some(existing) = read_certificates(path, Timestamp::UNIX_EPOCH)

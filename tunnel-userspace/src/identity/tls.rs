@@ -26,7 +26,7 @@ use super::{
 };
 
 /// This process's certificate after verification, and the TLS settings built from it: TLS 1.3 only, mutual
-/// authentication, the protocol [`ALPN`], and no session resumption.
+/// authentication, the protocol in [`ALPN`], and no session resumption.
 pub struct Identity {
     /// The settings for a gateway. They require a client certificate issued by a trusted CA;
     /// [`super::identify_agent`] then identifies the agent.

@@ -9,7 +9,7 @@ use super::sock_diag::{DiagError, SockDiag, SocketFilter};
 /// The protocols whose sockets can be listed.
 const PROTOCOLS: [Protocol; 2] = [Protocol::TCP, Protocol::UDP];
 
-/// A finder of local listeners, which reuses its sock_diag socket.
+/// Finds local listeners, reusing one sock_diag socket.
 #[derive(Debug, Default)]
 pub struct Listeners {
     diag: Option<SockDiag>,

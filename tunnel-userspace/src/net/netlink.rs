@@ -100,7 +100,7 @@ impl NetworkMonitor {
         })
     }
 
-    /// Reopens the socket after it was closed. If that fails, the old one stays.
+    /// Reopens the socket after it was closed. If that fails, the old socket is kept.
     pub(super) fn reopen(&mut self) {
         match Self::open(self.with_routes) {
             Ok(netlink) => *self = netlink,

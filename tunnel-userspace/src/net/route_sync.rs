@@ -219,7 +219,7 @@ async fn remove_routes_to(
 /// # Errors
 ///
 /// Returns an error if a route or the record can't be removed, or if the routes are in another network
-/// namespace. The record then stays.
+/// namespace. The record is then kept.
 pub async fn remove(path: &Path) -> Result<usize, NetError> {
     let Some(record) = RouteRecord::read(path)? else {
         return Ok(0);

@@ -1,4 +1,5 @@
-//! The links, addresses and routes of this node at one point in time, parsed from netlink messages. Pure.
+//! The links, addresses and routes of this node at one point in time, parsed from netlink messages. This
+//! module does no I/O.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "few of the kernel's attributes matter here"

@@ -71,7 +71,7 @@ pub enum DiagError {
 }
 
 impl DiagError {
-    /// Returns true if the operation may succeed when it is retried.
+    /// Returns true if retrying the operation may succeed.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -126,7 +126,7 @@ impl SockDiag {
     }
 
     /// Calls `visit` for every IPv4 and IPv6 socket of a protocol that matches a filter. Sockets that are
-    /// opened or closed in the meantime may be missing or included.
+    /// opened or closed in the meantime may or may not be included.
     ///
     /// # Errors
     ///

@@ -71,7 +71,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Creates an agent. It connects to the gateways once it runs.
+    /// Creates an agent, which connects to the gateways once `run` is called.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ impl ConnectionTask {
                     match event {
                         Some(SessionEvent::GatewayDrains) => {
                             info!(gateway = self.gateway, "the gateway drains");
-                            // Without these limits, a faulty gateway that drains again and again would
-                            // accumulate sessions.
+                            // Without these limits, a faulty gateway that keeps draining would accumulate
+                            // more and more sessions.
                             reconnect_now =
                                 uptime >= MIN_LIFETIME && sessions.len() < MAX_SESSIONS_PER_SLOT;
                         }

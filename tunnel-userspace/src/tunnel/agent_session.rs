@@ -61,7 +61,7 @@ pub(super) enum SessionEvent {
 
 type Connection = h2::server::Connection<TlsConnection, Bytes>;
 
-/// A session whose hello has been exchanged.
+/// A session that has completed the exchange of hellos.
 pub(super) struct EstablishedSession {
     connection: Connection,
     hello: RecvStream,
@@ -202,7 +202,7 @@ pub(super) async fn run(
         }
     };
     drop(connection);
-    // The receiver may already be gone, since it waits for the first event only.
+    // The receiver may already be gone, since it waits only for the first event.
     drop(events.send(SessionEvent::Ended(ended)));
     // Any remaining streams now fail, since the connection is closed.
     while streams.join_next().await.is_some() {}

@@ -59,7 +59,7 @@ pub enum ConnectionState {
 }
 
 impl ConnectionState {
-    /// All states.
+    /// All connection states.
     pub const ALL: [Self; 4] = [
         Self::Connecting,
         Self::Connected,

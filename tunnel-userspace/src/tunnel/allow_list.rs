@@ -8,7 +8,7 @@ use tunnel_common::reason::Reason;
 
 use super::InvalidAllowedTarget;
 
-/// The header of a CONNECT request that asks the agent to dial loopback instead of the given address.
+/// The CONNECT request header that asks the agent to dial loopback instead of the requested address.
 pub(super) const TARGET_HEADER: &str = "culvert-target";
 /// The only valid value of the [`TARGET_HEADER`] header.
 pub(super) const LOOPBACK: &str = "loopback";

@@ -18,7 +18,7 @@ use super::{
     traffic::Traffic,
 };
 
-/// The error when copying stops before both directions have ended.
+/// The error that stopped copying before both directions had ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum CopyError {
     /// The TCP connection was reset, or this process is draining. The stream must be reset.

@@ -26,7 +26,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time limit for the TLS handshake.
 const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The error when a connection to a gateway can't be established.
+/// An error from connecting to a gateway.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     #[error("this agent has no certificate yet")]

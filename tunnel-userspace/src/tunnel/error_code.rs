@@ -103,8 +103,8 @@ fn status_of(reason: Reason) -> StatusCode {
         .map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| status)
 }
 
-/// The HTTP status for each reason. Reasons that are not listed use the first status. A status without the
-/// header maps to the first reason listed with it.
+/// The HTTP status for each reason. Reasons that are not listed use the first status. A refusal without the
+/// header maps to the first reason listed with its status.
 const STATUSES: [(Reason, StatusCode); 6] = [
     (Reason::DialLimit, StatusCode::SERVICE_UNAVAILABLE),
     (Reason::TargetDenied, StatusCode::FORBIDDEN),

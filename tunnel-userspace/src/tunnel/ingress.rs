@@ -36,7 +36,7 @@ const MAX_FIRST_BYTES: usize = 16 << 10;
 /// The maximum number of concurrent client connections.
 const MAX_CLIENTS: usize = 16 << 10;
 
-/// The reasons that mean that the client or the target ended a stream. They are counted, but not recorded as
+/// The reasons for streams that were ended by the client or the target. They are counted, but not recorded as
 /// errors of the node.
 const NOT_AN_ERROR: [Reason; 3] = [
     Reason::StreamCompleted,

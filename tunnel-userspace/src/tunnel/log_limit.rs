@@ -1,5 +1,5 @@
-//! A rate limit for repeated log messages: one per interval, together with how many repetitions were
-//! suppressed.
+//! A rate limit for repeated log messages: one per interval, with the number of repetitions suppressed since
+//! the last.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

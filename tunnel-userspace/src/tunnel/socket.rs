@@ -69,8 +69,8 @@ pub(super) fn set_stream_options(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Makes closing the connection orderly again, once both directions have ended: the kernel still sends any
-/// unsent bytes.
+/// Makes closing the connection orderly again, once both directions have ended. The kernel then still sends
+/// any unsent bytes.
 pub(super) fn disable_reset_on_close(tcp: &TcpStream) -> io::Result<()> {
     SockRef::from(tcp).set_linger(None)
 }

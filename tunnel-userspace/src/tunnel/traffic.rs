@@ -21,7 +21,7 @@ pub(super) struct Traffic {
     sent: AtomicU64,
     /// True while the answer to a ping is overdue and nothing else is received.
     suspect: AtomicBool,
-    /// The round-trip time of the last answered ping, in microseconds; 0 before the first.
+    /// The round-trip time of the last answered ping, in microseconds; 0 if none has been answered yet.
     rtt: AtomicU64,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Traffic {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrafficView {
-    /// The round-trip time of the last answered ping, in seconds.
+    /// The round-trip time of the last answered ping, in seconds, if there is one.
     pub rtt_seconds: Option<f64>,
     /// The number of open streams.
     pub streams: u32,

@@ -1,4 +1,4 @@
-//! Directories that hold private keys: creates and locks them, and replaces files in them atomically.
+//! Creates and locks directories that hold private keys, and replaces files in them atomically.
 
 use std::{
     ffi::OsString,

@@ -1,4 +1,5 @@
-//! The netlink messages for sock_diag(7): requests and replies about TCP and UDP sockets. Pure.
+//! The netlink messages for sock_diag(7): requests and replies about TCP and UDP sockets. This module does no
+//! I/O.
 
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,

@@ -1,4 +1,4 @@
-//! Tests that all bytes arrive, and in order.
+//! Tests that all bytes arrive in order.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

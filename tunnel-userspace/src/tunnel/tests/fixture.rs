@@ -145,7 +145,7 @@ impl Cloud {
         };
         let common = common(limits);
         let targets = watch::Sender::new(Arc::default());
-        // The index of `lo`.
+        // The interface index of `lo`.
         let inside = watch::Sender::new(Arc::new(BTreeSet::from([1])));
         let ingress = Ingress::bind(
             ingress,

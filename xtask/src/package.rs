@@ -19,8 +19,8 @@ use crate::{
     workspace_binaries::{self, CULVERT, LAB},
 };
 
-/// Default name of the image. Its domain cannot be registered (RFC 2606), so that a node that lacks the
-/// image never pulls one from elsewhere.
+/// Default name of the image. Its domain cannot be registered (RFC 2606), so a node that lacks the image
+/// never pulls one from elsewhere.
 pub(crate) const NAME: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
 /// Builds the image and prints its digest.
@@ -49,7 +49,8 @@ pub(crate) fn run(profile: Profile, name: String, output: Option<PathBuf>) -> Re
 fn build_culvert(profile: Profile) -> Result<PathBuf> {
     let build = profile.cargo("build")?;
     if matches!(profile, Profile::Vm) {
-        // The same command as in tests, so that Cargo selects the same features and compiles nothing again.
+        // Use the same command as the tests do, so that Cargo selects the same features and recompiles
+        // nothing.
         let [culvert, _] = workspace_binaries::build(build, [CULVERT, LAB])?;
         return Ok(culvert);
     }
@@ -57,8 +58,8 @@ fn build_culvert(profile: Profile) -> Result<PathBuf> {
     Ok(culvert)
 }
 
-/// Fails if a program contains the path of this checkout, since another checkout would then build a
-/// different image.
+/// Fails if a program contains this checkout's path, since another checkout would then build a different
+/// image.
 fn ensure_reproducible(program: &Path, checkout: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let path = checkout.as_os_str().as_encoded_bytes();
@@ -71,9 +72,9 @@ fn ensure_reproducible(program: &Path, checkout: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the program, which is the only file of the image. The container runtime mounts host names and the
-/// resolver's configuration. No CA bundle is needed: the API server is verified with the CA of the service
-/// account, gateways and agents with the CA of the tunnel. No user names are needed either.
+/// Copies the program, which is the only file in the image. The container runtime mounts the hosts file and
+/// the resolver's configuration. No CA bundle is needed: the API server is verified with the service
+/// account's CA, gateways and agents with the tunnel's CA. No user names are needed either.
 fn copy_program(program: &Path, root: &Path) -> Result<()> {
     let path = root.join("culvert");
     fs::copy(program, &path).with_context(|| format!("cannot copy {}", program.display()))?;

@@ -1,4 +1,4 @@
-//! Runs steps, and reports their start, result and duration.
+//! Runs steps, and reports their starts, results and durations.
 #![expect(
     clippy::disallowed_types,
     reason = "there is no tokio and no paused clock here"
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 
-/// Number of output lines that are shown of a failed step.
+/// Number of output lines that are shown when a step fails.
 const TAIL_LINES: usize = 40;
 
 /// A stopwatch.
@@ -63,7 +63,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// Returns the standard output of a command. The error has its standard error.
+/// Returns a command's standard output. The error contains its standard error.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .output()
@@ -78,12 +78,12 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Result of a test tier, check or fuzz target.
+/// The result of a test tier, check or fuzz target.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Passed,
     Failed,
-    /// Not run, with the reason.
+    /// Not run, for this reason.
     LeftOut(&'static str),
 }
 
@@ -101,14 +101,14 @@ pub(crate) struct Row {
     pub(crate) took: Duration,
 }
 
-/// Returns the name of a value on the command line.
+/// Returns a value's name on the command line.
 pub(crate) fn value_name(value: &impl ValueEnum) -> String {
     let value = value.to_possible_value();
     value.map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Prints a heading, runs `run`, and returns its row of the summary table. An error is printed, and the row
-/// is a failure.
+/// Prints a heading, runs `run`, and returns the row for the summary table. An error is printed, and the row
+/// counts as a failure.
 pub(crate) fn run_part(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Row {
     println!("== {name}");
     let clock = Clock::start();

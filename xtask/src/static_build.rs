@@ -1,4 +1,4 @@
-//! Builds static programs, which run on machines without shared libraries and contain no path of the build
+//! Builds static programs, which run on machines without shared libraries and contain no paths from the build
 //! machine.
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
@@ -10,21 +10,22 @@ use crate::{compile, workspace};
 
 /// An explicit target, so that Cargo does not apply the flags to build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Variable that makes the crypto library take entropy only from the kernel. By default, its first random
-/// number also measures clock jitter, which takes most of a second on an emulated machine.
+/// Variable that makes the crypto library take entropy only from the kernel. By default, it also measures
+/// clock jitter for its first random number, which takes most of a second on an emulated machine.
 const NO_JITTER: &str = "AWS_LC_SYS_NO_JITTER_ENTROPY";
 
-/// A build profile of static programs.
+/// A build profile for static programs.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Profile {
     /// For production.
     Release,
-    /// For tests, also on emulated machines.
+    /// For tests, including those on emulated machines.
     Vm,
 }
 
 impl Profile {
-    /// Returns a command of Cargo that builds, such as `cargo build`; the caller adds the packages.
+    /// Returns a Cargo command that builds with this profile, such as `cargo build`; the caller adds the
+    /// packages.
     pub(crate) fn cargo(self, subcommand: &str) -> Result<Command> {
         let target = workspace::root().join("target/static");
         let mut command = workspace::cargo(subcommand);
@@ -34,7 +35,7 @@ impl Profile {
         match self {
             Self::Release => {
                 command.args(["--profile", "release"]);
-                // The linker derives parts of symbol names from the path of the build directory.
+                // The linker derives parts of symbol names from the build directory's path.
                 command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             }
             Self::Vm => {
@@ -43,7 +44,7 @@ impl Profile {
                 flags.push("-Crelocation-model=static".into());
             }
         }
-        // The last prefix that matches wins; the target directory is often in the workspace.
+        // The last matching prefix wins; the target directory is often inside the workspace.
         let mut prefixes = vec![
             (workspace::root().to_owned(), "culvert"),
             (target, "target"),
@@ -62,7 +63,7 @@ impl Profile {
     }
 }
 
-/// Returns the sysroot of the compiler; programs contain source paths of its standard library.
+/// Returns the compiler's sysroot; programs contain source paths from its standard library.
 fn sysroot() -> Result<PathBuf> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(&rustc)

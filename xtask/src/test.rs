@@ -15,7 +15,7 @@ use crate::{
     workspace_binaries::{self, CULVERT, LAB},
 };
 
-/// Options of Cargo for the targets that CI builds together with those of the virtual machines.
+/// Cargo options for the targets that CI builds together with those for the virtual machines.
 const CI_TARGETS: [&str; 10] = [
     "--test",
     "golden",
@@ -40,18 +40,18 @@ const GOLDEN_PACKAGES: [&str; 7] = [
     "tunnel-tests",
 ];
 
-/// A test tier, in the order of the privileges that they need.
+/// The test tiers, ordered by the privileges that they need.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Tier {
     /// Unit tests.
     Unit,
-    /// The content of maps for given Kubernetes objects.
+    /// The contents of the maps for given Kubernetes objects.
     Golden,
-    /// The tunnel from end to end over loopback.
+    /// The tunnel from end to end, over loopback.
     Tunnel,
-    /// tc programs on single packets (root).
+    /// tc programs on single packets (needs root).
     Packet,
-    /// Real sockets with real kernel programs in network namespaces (root).
+    /// Real sockets with real kernel programs in network namespaces (needs root).
     Netns,
 }
 
@@ -82,7 +82,7 @@ impl Tier {
     }
 }
 
-/// Runs one tier or all, and prints those that need root if they are left out.
+/// Runs one tier or all of them, and lists those that are left out because they need root.
 pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
     let tiers = tier.map_or_else(|| Tier::ALL.to_vec(), |tier| vec![tier]);
     let (runnable, left_out) = split(&tiers, host::is_root());
@@ -117,7 +117,7 @@ pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Splits tiers into those that can run and those that need root but lack it.
+/// Splits tiers into those that can run and those that need root but do not have it.
 fn split(tiers: &[Tier], is_root: bool) -> (Vec<Tier>, Vec<Tier>) {
     tiers.iter().partition(|tier| is_root || !tier.needs_root())
 }
@@ -127,8 +127,9 @@ fn left_out_line(left_out: &[Tier]) -> Option<String> {
     (!names.is_empty()).then(|| format!("left out (need root): {}", names.join(", ")))
 }
 
-/// Returns a command of Cargo for tests that run Culvert's programs. In CI it uses the profile of virtual
-/// machines and clusters, so that everything is built once; else the dev profile, which rebuilds fastest.
+/// Returns a Cargo command for tests that run Culvert's programs. In CI it uses the same profile as virtual
+/// machines and clusters, so that everything is built once; elsewhere it uses the dev profile, which rebuilds
+/// fastest.
 fn cargo(subcommand: &str) -> Result<Command> {
     if host::is_ci() {
         Profile::Vm.cargo(subcommand)

@@ -1,4 +1,5 @@
-//! `cargo xtask vm`: runs tests on every supported kernel in virtual machines, and on this machine's own.
+//! `cargo xtask vm`: runs tests on every supported kernel in virtual machines, and on this machine's own
+//! kernel.
 
 mod accel;
 mod apt_sources;
@@ -45,11 +46,11 @@ use self::{
 };
 use crate::{progress::Clock, setup};
 
-/// Number of concurrent machines with one CPU.
+/// Number of machines with one CPU that run concurrently.
 const CONCURRENT_MACHINES: usize = 2;
-/// Number of concurrent tests on this machine.
+/// Number of tests that run concurrently on this machine.
 const CONCURRENT_NATIVE_TESTS: u32 = 4;
-/// Name of this machine's own kernel on the command line.
+/// Name for this machine's own kernel on the command line.
 const NATIVE: &str = "native";
 
 /// Options of `cargo xtask vm`.
@@ -64,16 +65,17 @@ pub(crate) struct Options {
     /// Download nothing; use only cached kernels.
     #[arg(long)]
     pub(crate) offline: bool,
-    /// Open a shell in a virtual machine with the kernel of --kernel.
+    /// Open a shell in a virtual machine with the kernel that --kernel names.
     #[arg(long)]
     pub(crate) shell: bool,
-    /// Run even if an equal run succeeded before.
+    /// Run even if an identical run has already succeeded.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Record the verifier's costs instead of comparing them; with --whole also the tables in the documents.
+    /// Record the verifier's costs instead of comparing them; with --whole, also update the tables in the
+    /// documents.
     #[arg(long)]
     pub(crate) update: bool,
-    /// Run only tests whose names contain one of these texts.
+    /// Run only the tests whose names contain one of these texts.
     pub(crate) filter: Vec<String>,
 }
 
@@ -94,7 +96,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("building static test programs ...");
     let programs = MachinePrograms::build()?;
     println!("built in {:.0} s", clock.elapsed().as_secs_f32());
-    // Another process would write the same files.
+    // Another process would write to the same files.
     let _lock = download_cache::lock("machines")?;
     if options.shell {
         return shell(&programs, &all_series, options.offline);
@@ -148,7 +150,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 impl Options {
-    /// Returns true if parsers are fuzzed after the tests, as part of a complete run.
+    /// Returns true if the parsers should be fuzzed after the tests, which is part of a complete run.
     pub(crate) const fn is_fuzzed(&self) -> bool {
         self.whole && !self.shell && self.kernels.is_empty() && self.filter.is_empty()
     }
@@ -163,14 +165,14 @@ impl Options {
     }
 }
 
-/// Returns the empty result of a series. A kernel that is named on the command line is required, as a pinned
-/// one is.
+/// Returns the initial, empty result for a series. A kernel that is named on the command line is required, as
+/// a pinned one is.
 fn empty_result(series: &Series, options: &Options) -> KernelResult {
     let is_named = options.kernels.iter().any(|name| name == series.name);
     KernelResult::new(series.name, is_named || series.is_required())
 }
 
-/// Finds or downloads the kernel of each series. A missing kernel becomes a problem in its result.
+/// Finds or downloads each series' kernel. A missing kernel is recorded as a problem in the series' result.
 fn find_kernels(
     all_series: &[&'static Series],
     offline: bool,
@@ -203,19 +205,19 @@ fn find_kernels(
 struct Machines {
     qemu: Qemu,
     accel: Accel,
-    /// Path of the part of the initramfs with programs.
+    /// Path of the initramfs part that contains the programs.
     overlay: PathBuf,
 }
 
-/// The result of a plan on a kernel.
+/// The result of running a plan on a kernel.
 struct PlanResult {
     result: MachineResult,
-    /// Describes a failed first attempt.
+    /// A description of the first attempt, if that attempt failed.
     first_attempt: Option<String>,
 }
 
 impl Machines {
-    /// Prepares QEMU and the programs, and probes KVM with the kernel.
+    /// Prepares QEMU and the programs, and uses the kernel to probe KVM.
     fn prepare(programs: &MachinePrograms, kernel: &Kernel, offline: bool) -> Result<Self> {
         let qemu = qemu::find_or_download(offline)?;
         println!("{}", qemu.version());
@@ -230,7 +232,7 @@ impl Machines {
         Ok(machines)
     }
 
-    /// Returns the machine that runs a plan on a kernel, and writes its initramfs.
+    /// Writes the initramfs for a plan on a kernel, and returns the machine that will run the plan.
     fn machine<'a>(&'a self, kernel: &'a Kernel, plan: &Plan) -> Result<Machine<'a>> {
         let directory =
             download_cache::path("machines").join(format!("{}-{}", kernel.series, plan.name));
@@ -255,8 +257,8 @@ impl Machines {
         })
     }
 
-    /// Runs each plan on each kernel, at most `concurrent` machines at the same time. The newest kernel is
-    /// first, since it takes longest.
+    /// Runs each plan on each kernel, with at most `concurrent` machines at the same time. The newest kernel
+    /// comes first, since it takes longest.
     fn run(
         &self,
         kernels: &[Kernel],
@@ -295,8 +297,8 @@ impl Machines {
         });
     }
 
-    /// Runs a plan on a kernel. A machine that hangs or does not boot gets a second attempt. One that boots
-    /// and exits does not, even if tests failed.
+    /// Runs a plan on a kernel. If the machine hangs or does not boot, it gets a second attempt. If it boots
+    /// and exits, it does not, even if tests failed.
     fn run_on(&self, kernel: &Kernel, plan: &Plan) -> Result<PlanResult> {
         let machine = self.machine(kernel, plan)?;
         let result = machine.run()?;
@@ -323,7 +325,7 @@ impl Machines {
     }
 }
 
-/// Opens a shell in a machine with the only kernel that is named.
+/// Opens a shell in a machine with the kernel that was named, which must be the only one.
 fn shell(programs: &MachinePrograms, all_series: &[&'static Series], offline: bool) -> Result<()> {
     let [series] = all_series else {
         bail!("--shell needs exactly one kernel: name it with --kernel");
@@ -363,8 +365,8 @@ fn run_natively(programs: &MachinePrograms, plan: &Plan) -> KernelResult {
     result
 }
 
-/// Compares the results with the expected skips and the recorded costs in the verifier, and adds the problems
-/// that it finds. With `--update` it records the costs instead.
+/// Compares the results with the expected skips and the recorded verifier costs, and adds the problems that
+/// it finds. With `--update`, it records the costs instead.
 fn check_results(results: &mut [KernelResult], options: &Options) -> Result<()> {
     let has_all_tests = options.filter.is_empty();
     let expected_skips = expected_skips::read()?;

@@ -1,5 +1,4 @@
-//! Checks the words of comments, documents, messages and names against a list of banned ones, and the first
-//! word of each sentence.
+//! Checks comments, documents, messages and names for banned words, and the first word of each sentence.
 
 use std::{fs, path::Path};
 
@@ -23,18 +22,18 @@ const BANNED: &[(&str, &str)] = &[
     ("told", "published, reported, returned, notified"),
 ];
 
-/// Words that may begin only a question.
+/// Words with which only a question may begin.
 const OPENINGS: &[&str] = &["How", "What", "Where", "Whether", "Who"];
 
-/// A paragraph without its code, and the number of its first line.
+/// A paragraph without its code, and the line number at which it begins.
 #[derive(Debug, Eq, PartialEq)]
 struct Paragraph {
     line: usize,
     text: String,
 }
 
-/// Prints each banned word in comments, string literals, names and documents, and each banned opening of a
-/// sentence in comments and documents.
+/// Prints each banned word in comments, string literals, names and documents, and each sentence in comments
+/// and documents that begins with a banned word.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut is_good = true;
     let mut report = |path: &Path, paragraphs: Vec<Paragraph>, find: fn(&str) -> Vec<String>| {
@@ -47,7 +46,7 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
         }
     };
     for path in workspace::list_files(root, "rs")? {
-        // This file has the banned words.
+        // This file contains the banned words.
         if !path.ends_with(file!()) {
             let source = fs::read_to_string(&path)?;
             report(&path, comments(&source), complaints);
@@ -81,7 +80,7 @@ fn banned(text: &str) -> Vec<String> {
     banned.collect()
 }
 
-/// Returns true if a text in lower case contains a word or phrase, and not only as part of a longer word.
+/// Returns true if a lower-case text contains a word or phrase, other than as part of a longer word.
 fn has(text: &str, word: &str) -> bool {
     let is_edge = |next: Option<char>| next.is_none_or(|it| !it.is_alphanumeric() && it != '_');
     text.match_indices(word).any(|(at, _)| {
@@ -93,7 +92,7 @@ fn has(text: &str, word: &str) -> bool {
     })
 }
 
-/// Returns the sentences of a paragraph, each with its punctuation mark.
+/// Returns the sentences in a paragraph, each with its punctuation mark.
 fn sentences(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -117,13 +116,13 @@ fn comments(source: &str) -> Vec<Paragraph> {
     paragraphs(&lines.collect::<Vec<_>>())
 }
 
-/// Returns the paragraphs, list items and table cells of a Markdown page.
+/// Returns the paragraphs, list items and table cells on a Markdown page.
 fn prose(page: &str) -> Vec<Paragraph> {
     paragraphs(&page.lines().map(Some).collect::<Vec<_>>())
 }
 
-/// Returns the lines of code in Rust source, with a space between the words of each name, so that names and
-/// string literals are checked alike.
+/// Returns the lines of code in Rust source, with the words of each name separated by spaces, so that names
+/// and string literals are checked alike.
 fn code(source: &str) -> Vec<Paragraph> {
     let mut found = Vec::new();
     for (at, line) in source.lines().enumerate() {
@@ -150,7 +149,7 @@ fn code(source: &str) -> Vec<Paragraph> {
     found
 }
 
-/// Joins lines to paragraphs. `None` is a line of code, which ends a paragraph as an empty line does.
+/// Joins lines into paragraphs. `None` is a line of code, which ends a paragraph just as an empty line does.
 fn paragraphs(lines: &[Option<&str>]) -> Vec<Paragraph> {
     let (mut found, mut is_code, mut is_open) = (Vec::<Paragraph>::new(), false, false);
     for (at, line) in lines.iter().enumerate() {
@@ -249,7 +248,7 @@ mod tests {
             .filter(|(_, complaints)| *complaints > 0)
             .collect();
 
-        // `tell` and `told`, then `canary` and `told`.
+        // `tell` and `told` on the first line, `canary` and `told` on the second.
         assert_eq!(found, [(2, 2), (3, 2)]);
     }
 

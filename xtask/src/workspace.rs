@@ -1,4 +1,4 @@
-//! Paths in the workspace, and its `cargo`.
+//! The workspace's paths, and its `cargo`.
 
 use std::{
     env, fs,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Returns the canonical path of the workspace.
+/// Returns the workspace's canonical path.
 pub(crate) fn root() -> &'static Path {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -23,15 +23,15 @@ pub(crate) fn tools() -> PathBuf {
     root().join("target/tools")
 }
 
-/// Returns a command of the `cargo` that started this process, in the root of the workspace.
+/// Returns a command for the `cargo` that started this process, to run in the workspace's root directory.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).arg(subcommand);
     command
 }
 
-/// Returns all files below a directory that have this extension, sorted by path. Skips `target` directories and
-/// hidden files.
+/// Returns all files below a directory that have this extension, sorted by path. Skips `target` directories
+/// and hidden files.
 pub(crate) fn list_files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)

@@ -1,4 +1,4 @@
-//! Builds programs of the workspace.
+//! Builds programs in the workspace.
 
 use std::{
     collections::BTreeMap,
@@ -9,15 +9,15 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// A program of the workspace: its package and its name.
+/// A program in the workspace: its package and its name.
 pub(crate) type Program = (&'static str, &'static str);
 
-/// The daemon and command line.
+/// The daemon and command-line program.
 pub(crate) const CULVERT: Program = ("tunnel-userspace", "culvert");
-/// The laboratory, which tests, the demo and the benchmarks start.
+/// The lab program, which tests, the demo and the benchmarks start.
 pub(crate) const LAB: Program = ("tunnel-tests", "culvert-lab");
 
-/// Builds programs with the command `cargo build`, and returns their paths.
+/// Builds programs with this `cargo build` command, and returns their paths.
 pub(crate) fn build<const N: usize>(
     mut command: Command,
     programs: [Program; N],
@@ -34,7 +34,7 @@ pub(crate) fn build<const N: usize>(
     Ok(paths)
 }
 
-/// Runs a build command of Cargo, and returns the paths of the built programs by name.
+/// Runs a Cargo build command, and returns the paths of the built programs by name.
 pub(crate) fn run_build(command: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
     command
         .arg("--message-format=json-render-diagnostics")

@@ -1,5 +1,5 @@
-//! Packs the layer of an image: a reproducible, uncompressed tar of a root directory. It keeps modes and
-//! symbolic links. Owners and times are 0, and a hard link becomes a file.
+//! Packs an image's layer: a reproducible, uncompressed tar archive of a root directory. It keeps modes and
+//! symbolic links. Owners and times are set to 0, and a hard link becomes a regular file.
 
 use std::{
     fs::{self, File},
@@ -66,7 +66,7 @@ impl Layer {
     }
 }
 
-/// Returns the SHA-256 of bytes, in hexadecimal.
+/// Returns the SHA-256 of these bytes, in hexadecimal.
 pub(super) fn digest(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }
@@ -76,7 +76,7 @@ fn hex(hash: Sha256) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the tar header of an entry; owner and time are 0.
+/// Returns the tar header for an entry, with owner and time set to 0.
 pub(super) fn header(mode: u32, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_mode(mode);
@@ -118,7 +118,7 @@ fn add<W: Write>(tar: &mut Builder<W>, root: &Path, name: &Path) -> Result<()> {
     } else if kind.is_file() {
         header.set_entry_type(EntryType::Regular);
         header.set_size(metadata.len());
-        // If the file has grown, the entry must still have the length in the header.
+        // If the file has grown, the entry must still have the length that is in the header.
         let content = File::open(&from)?.take(metadata.len());
         Ok(tar.append_data(&mut header, name, content)?)
     } else {

@@ -1,5 +1,5 @@
-//! Writes the archive of an image: an OCI image layout in a tar, which `ctr images import` and other tools
-//! load. It is reproducible: the same files and metadata give the same bytes.
+//! Writes an image's archive: an OCI image layout in a tar file, which `ctr images import` and other tools
+//! can load. It is reproducible: the same files and metadata result in the same bytes.
 //!
 //! <https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>
 
@@ -18,10 +18,10 @@ use super::layer::{self, Layer, header};
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// Creation time of all images; fixed, so that equal images have equal bytes.
+/// Creation time of every image, which is fixed so that equal images have equal bytes.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
-/// The metadata of an image.
+/// An image's metadata.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Image {
     /// Names with tags: `registry/name:tag`.
@@ -42,8 +42,8 @@ pub(crate) struct WrittenImage {
 }
 
 impl Image {
-    /// Writes the archive of an image for linux/amd64 with the files in the directory `root`. `output` appears
-    /// only when it is complete.
+    /// Writes the archive of an image for linux/amd64 that contains the files in the directory `root`.
+    /// `output` appears only once it is complete.
     pub(crate) fn write(&self, root: &Path, output: &Path) -> Result<WrittenImage> {
         let tags: Vec<&str> = self.names.iter().map(|it| tag(it)).collect::<Result<_>>()?;
         ensure!(!tags.is_empty(), "an image needs a name");
@@ -59,7 +59,7 @@ impl Image {
         let result = write_archive(&partial, layer, [&config, &manifest], &index)
             .and_then(|()| Ok(fs::rename(&partial, output)?));
         if result.is_err() {
-            // The first error is returned, not one of the removal.
+            // Return the first error rather than one from the removal.
             drop(fs::remove_file(&partial));
         }
         result.with_context(|| format!("cannot write {}", output.display()))?;
@@ -85,7 +85,7 @@ impl Image {
         })
     }
 
-    /// Returns the index, which has an entry for each name; all refer to the same image.
+    /// Returns the index, which has one entry per name; all entries refer to the same image.
     fn index(&self, manifest: &str, tags: &[&str]) -> Value {
         let entries = self.names.iter().zip(tags).map(|(name, tag)| {
             let mut entry = descriptor(MANIFEST, manifest);
@@ -100,7 +100,7 @@ impl Image {
     }
 }
 
-/// Returns the tag of an image name. A colon before the last slash is not a tag but begins a port.
+/// Returns the tag in an image name. A colon before the last slash does not start a tag but a port.
 fn tag(name: &str) -> Result<&str> {
     let (_, last) = name.rsplit_once('/').unwrap_or(("", name));
     let parts = last.split_once(':');

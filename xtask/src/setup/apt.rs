@@ -6,10 +6,10 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{host, progress};
 
-/// The packages of Debian's newest Rust compiler and its `core` for BPF.
+/// The packages that contain Debian's newest Rust compiler and its `core` for BPF.
 pub(super) const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
 
-/// Installs those of the packages that are missing; does not call apt if none is.
+/// Installs those of the packages that are missing; does not call apt if none are.
 pub(super) fn install(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -24,7 +24,7 @@ pub(super) fn install(packages: &[&str]) -> Result<()> {
     }
     let label = format!("apt-get install {}", missing.join(" "));
     if let Err(first_error) = progress::step(&label, &mut install_command(&missing)) {
-        // Outdated package lists name files that the archive no longer has.
+        // Outdated package lists refer to files that the archive no longer has.
         println!("{label} failed; trying again with updated package lists");
         update()?;
         progress::step(&label, &mut install_command(&missing))
@@ -33,7 +33,7 @@ pub(super) fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Fails if a package is missing. The error names the commands that install it as root.
+/// Fails if any package is missing. The error names the commands that install it as root.
 pub(super) fn refuse_without_root(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -46,7 +46,7 @@ pub(super) fn refuse_without_root(packages: &[&str]) -> Result<()> {
     )
 }
 
-/// Returns true if apt knows a version of the package that it can install.
+/// Returns true if apt knows an installable version of the package.
 pub(super) fn has_candidate(package: &str) -> bool {
     unknown(&[package]).is_ok_and(|unknown| unknown.is_empty())
 }
@@ -90,7 +90,7 @@ fn without_installed<'a>(packages: &[&'a str], listing: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Returns those of the packages that apt cannot install from its sources.
+/// Returns those of the packages that apt cannot install from its configured sources.
 fn unknown<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     let output = Command::new("apt-cache")
         .env("LC_ALL", "C")

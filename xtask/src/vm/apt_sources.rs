@@ -1,4 +1,4 @@
-//! Reads from apt's sources which Debian mirrors this machine uses.
+//! Finds out from apt's sources which Debian mirrors this machine uses.
 
 use std::{
     fs, io,
@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Directory of apt's configuration.
+/// Directory that contains apt's configuration.
 const DIRECTORY: &str = "/etc/apt";
-/// Keyring with the keys of all Debian suites.
+/// Keyring that contains the keys for all Debian suites.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A mirror of a Debian archive.
@@ -25,11 +25,11 @@ pub(super) struct Mirror {
 pub(super) struct Mirrors {
     pub(super) main: Mirror,
     pub(super) security: Mirror,
-    /// Suite of this machine, such as `bookworm`.
+    /// This machine's suite, such as `bookworm`.
     pub(super) codename: String,
 }
 
-/// An entry of a sources file.
+/// An entry in a sources file.
 #[derive(Debug, Default, Eq, PartialEq)]
 struct Entry {
     uri: String,
@@ -39,7 +39,7 @@ struct Entry {
 }
 
 impl Mirrors {
-    /// Reads the sources of this machine.
+    /// Reads this machine's apt sources.
     pub(super) fn read() -> Result<Self> {
         let release =
             fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
@@ -58,7 +58,7 @@ impl Mirrors {
         Self::choose(&entries, codename)
     }
 
-    /// Returns the mirror for a suite.
+    /// Returns the mirror that has a suite.
     pub(super) fn of(&self, suite: &str) -> &Mirror {
         if suite.ends_with("-security") {
             &self.security
@@ -67,13 +67,13 @@ impl Mirrors {
         }
     }
 
-    /// Selects the entries of Debian. Entries of other vendors may have a suite of the same name.
+    /// Selects Debian's entries. Other vendors' entries may have a suite with the same name.
     fn choose(entries: &[Entry], codename: &str) -> Result<Self> {
         let main = best_match(entries, codename, "/debian")
             .context("the sources of apt have no mirror of Debian")?;
         let suite = format!("{codename}-security");
         let security = best_match(entries, &suite, "/debian-security").or_else(|| {
-            // Without an entry for security updates: mirrors have both archives in adjacent directories.
+            // There is no entry for security updates, but mirrors have both archives in adjacent directories.
             let uri = main.uri.strip_suffix("/debian")?;
             Some(Mirror {
                 uri: format!("{uri}/debian-security"),
@@ -89,8 +89,8 @@ impl Mirrors {
 }
 
 impl Mirror {
-    /// Returns a line of a sources file for a suite. It also names [`KEYRING`], since the keyrings of an
-    /// entry may lack the keys of other suites.
+    /// Returns a line in the format of a sources file, for this suite. It also names [`KEYRING`], since an
+    /// entry's own keyrings may lack the keys for other suites.
     pub(super) fn line(&self, suite: &str) -> String {
         let mut keyrings = self.keyrings.clone();
         let use_keyring = Path::new(KEYRING).is_file() || keyrings.is_empty();
@@ -105,8 +105,8 @@ impl Mirror {
     }
 }
 
-/// Returns the first entry that matches both the suite and the end of the URI, else the first one that
-/// matches either.
+/// Returns the first entry that matches both the suite and the end of the URI, or else the first one that
+/// matches either of them.
 fn best_match(entries: &[Entry], suite: &str, uri_end: &str) -> Option<Mirror> {
     let rank = |entry: &Entry| {
         let has_suite = entry.suites.iter().any(|name| name == suite);
@@ -132,7 +132,7 @@ fn codename(release: &str) -> Option<&str> {
     Some(name.trim_matches('"')).filter(|name| !name.is_empty())
 }
 
-/// Returns the sources files of apt, in the order in which it reads them.
+/// Returns apt's sources files, in the order in which apt reads them.
 fn source_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let parts = directory.join("sources.list.d");
     let mut files = match fs::read_dir(&parts) {
@@ -156,7 +156,7 @@ fn source_files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Parses a line `deb [options] uri suite component...`.
+/// Parses a line of the form `deb [options] uri suite component...`.
 fn parse_line(line: &str) -> Option<Entry> {
     let line = line.split('#').next()?.trim();
     let line = line.strip_prefix("deb")?;
@@ -179,7 +179,7 @@ fn parse_line(line: &str) -> Option<Entry> {
     })
 }
 
-/// Parses a file in the deb822 format.
+/// Parses a sources file in deb822 format.
 fn parse_deb822(text: &str) -> Vec<Entry> {
     let mut entries = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
@@ -200,7 +200,7 @@ fn parse_deb822(text: &str) -> Vec<Entry> {
     entries
 }
 
-/// Returns the entry of a deb822 stanza; `None` if it is disabled or has only source packages.
+/// Returns the entry in a deb822 stanza, or `None` if it is disabled or has only source packages.
 fn entry(fields: &[(String, String)]) -> Option<Entry> {
     let value = |name: &str| {
         let field = fields.iter().find(|(key, _)| key == name);
@@ -222,7 +222,7 @@ fn entry(fields: &[(String, String)]) -> Option<Entry> {
     })
 }
 
-/// Returns the paths in a value of `Signed-By`, which may also be a key or a fingerprint.
+/// Returns the paths in a `Signed-By` value, which may also contain a key or a fingerprint.
 fn keyring_paths(value: &str) -> Vec<String> {
     let values = value.split([',', ' ']);
     values

@@ -1,4 +1,4 @@
-//! Writes the archives that the kernel unpacks at boot: cpio in the newc format, uncompressed.
+//! Writes the archives that the kernel unpacks at boot, in uncompressed cpio newc format.
 //!
 //! <https://docs.kernel.org/driver-api/early-userspace/buffer-format.html>
 
@@ -12,7 +12,7 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const DEVICE: u32 = 0o020_000;
 
-/// An archive is padded to a multiple of this length, so that another can follow it.
+/// An archive is padded to a multiple of this length, so that another one can follow it.
 const BLOCK: u64 = 512;
 
 /// An archive that is being written. Parent directories are added automatically.
@@ -24,7 +24,7 @@ pub(super) struct Cpio<W> {
     directories: BTreeSet<String>,
 }
 
-/// The fields of an entry's header that are not 0, without its name.
+/// The fields of an entry's header that may be nonzero, except for the inode number and the name's length.
 #[derive(Debug, Default)]
 struct Header {
     mode: u32,
@@ -70,7 +70,7 @@ impl<W: Write> Cpio<W> {
         self.entry(path, &header, &[])
     }
 
-    /// Writes the end of the archive, and returns the writer.
+    /// Writes the trailer of the archive, and returns the underlying writer.
     pub(super) fn finish(mut self) -> io::Result<W> {
         let header = Header {
             links: 1,
@@ -102,7 +102,7 @@ impl<W: Write> Cpio<W> {
         Ok(())
     }
 
-    /// Writes a directory unless it was written before.
+    /// Writes a directory unless it has already been written.
     fn directory_entry(&mut self, path: &str) -> io::Result<()> {
         if !self.directories.insert(path.to_owned()) {
             return Ok(());
@@ -118,8 +118,8 @@ impl<W: Write> Cpio<W> {
     fn entry(&mut self, name: &str, header: &Header, data: &[u8]) -> io::Result<()> {
         let (major, minor) = header.device;
         let name_size = length(name.len() + 1)?;
-        // Inode, mode, owner, group, number of links, time, size, device that has the file (major, minor),
-        // number of a device node (major, minor), length of the name, checksum.
+        // Inode, mode, owner, group, number of links, time, size, device that contains the file (major,
+        // minor), device number of a device node (major, minor), length of the name, checksum.
         let fields = [
             self.entries,
             header.mode,
@@ -152,7 +152,7 @@ impl<W: Write> Cpio<W> {
         Ok(())
     }
 
-    /// Writes zeros up to a multiple of `unit` bytes.
+    /// Writes zeros until the length is a multiple of `unit` bytes.
     fn pad(&mut self, unit: u64) -> io::Result<()> {
         while !self.written.is_multiple_of(unit) {
             self.write(&[0])?;
@@ -161,7 +161,7 @@ impl<W: Write> Cpio<W> {
     }
 }
 
-/// Returns a path without its leading slash.
+/// Returns a path without its leading slash; fails if it has an empty part, `.` or `..`.
 fn relative(path: &str) -> io::Result<&str> {
     let path = path.strip_prefix('/').unwrap_or(path);
     if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
@@ -179,8 +179,8 @@ fn length(length: usize) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// The expected archive, derived by hand from the kernel's description of the format. The blanks are
-    /// not part of it.
+    /// The expected archive, derived by hand from the kernel's description of the format. The spaces are not
+    /// part of it.
     const BYTES: &str = "\
         070701 00000000 000041ed 00000000 00000000 00000002 00000000 \
         00000000 00000000 00000000 00000000 00000000 00000004 00000000 dev\0\0\0 \

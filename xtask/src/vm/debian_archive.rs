@@ -1,4 +1,4 @@
-//! Downloads Debian packages from any suite. apt runs with its own lists and options, and does not change the
+//! Downloads Debian packages from any suite. apt runs with its own lists and options, and does not modify the
 //! machine.
 
 use std::{
@@ -12,25 +12,25 @@ use anyhow::{Context as _, Result, ensure};
 use super::{apt_sources::Mirrors, download_cache};
 use crate::progress;
 
-/// Suites of Debian's archive, with their own package lists.
+/// Suites in Debian's archive, with their own package lists.
 #[derive(Debug)]
 pub(crate) struct DebianArchive {
-    /// Directory of the package lists.
+    /// Directory that contains the package lists.
     directory: PathBuf,
     /// Names of the suites, for messages.
     pub(crate) suites: String,
-    /// True if apt considers the packages that are installed on the machine.
+    /// True if apt takes the packages installed on the machine into account.
     is_for_machine: bool,
 }
 
 impl DebianArchive {
-    /// Opens a suite; apt assumes that no package is installed.
+    /// Opens a suite; apt assumes that no packages are installed.
     pub(crate) fn of_suite(suite: &str) -> Result<Self> {
         let mirrors = Mirrors::read()?;
         Self::open(&mirrors, &[suite.to_owned()], false)
     }
 
-    /// Opens the suites of this machine; apt considers its installed packages.
+    /// Opens this machine's suites; apt takes its installed packages into account.
     pub(crate) fn of_machine() -> Result<Self> {
         let mirrors = Mirrors::read()?;
         let codename = &mirrors.codename;
@@ -66,7 +66,7 @@ impl DebianArchive {
         progress::step(&label, command.args(fail_on_any_error).arg("update"))
     }
 
-    /// Returns the control data of the newest version of each package.
+    /// Returns the control data for the newest version of each package.
     pub(crate) fn show(&self, packages: &[String]) -> Result<String> {
         let mut command = self.apt("apt-cache");
         command.args(["show", "--no-all-versions"]).args(packages);
@@ -75,13 +75,13 @@ impl DebianArchive {
             .with_context(|| format!("the suite {} has no package {names}", self.suites))
     }
 
-    /// Returns true if all packages, as `name=version`, are available.
+    /// Returns true if all of these packages, given as `name=version`, are available.
     pub(crate) fn offers(&self, packages: &[String]) -> bool {
         let mut command = self.apt("apt-cache");
         progress::succeeds(command.arg("show").args(packages))
     }
 
-    /// Downloads packages into a directory. apt checks their hashes against the signed lists.
+    /// Downloads packages into a directory. apt checks their hashes against the signed package lists.
     pub(crate) fn download(&self, packages: &[String], into: &Path) -> Result<()> {
         let label = format!("download {} from {}", packages.join(" "), self.suites);
         let mut command = self.apt("apt-get");
@@ -89,7 +89,7 @@ impl DebianArchive {
         progress::step(&label, &mut command)
     }
 
-    /// Returns the names of all packages that would be installed together with these.
+    /// Returns the names of all packages that apt would install in order to install these.
     pub(crate) fn simulate_install(&self, packages: &[&str]) -> Result<Vec<String>> {
         let mut command = self.apt("apt-get");
         command.args(["install", "--simulate", "--no-install-recommends"]);
@@ -99,7 +99,7 @@ impl DebianArchive {
         Ok(parse_simulation(&simulation))
     }
 
-    /// Returns an apt command that uses only the lists and options of this archive.
+    /// Returns an apt command that uses only this archive's lists and options.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -113,9 +113,9 @@ impl DebianArchive {
             "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
             format!("Dir::State::Lists={}", path("lists")),
             format!("Dir::Cache={}", path("cache")),
-            // By default, apt switches to a user who may not write into the directories.
+            // By default, apt switches to a user who may not write to the directories.
             "APT::Sandbox::User=root".to_owned(),
-            // These override weaker settings of the machine.
+            // These override weaker settings on the machine.
             "APT::Get::AllowUnauthenticated=false".to_owned(),
             "Acquire::AllowInsecureRepositories=false".to_owned(),
             "Acquire::AllowWeakRepositories=false".to_owned(),
@@ -156,7 +156,7 @@ pub(crate) fn unpack(debs: &[PathBuf], into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the paths of the package files in a directory, sorted.
+/// Returns the sorted paths of the package files in a directory.
 pub(crate) fn list_debs(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut debs = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -188,7 +188,7 @@ pub(crate) fn check_hash(path: &Path, expected: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names of packages in the output of `apt-get install --simulate`.
+/// Returns the package names in the output of `apt-get install --simulate`.
 fn parse_simulation(output: &str) -> Vec<String> {
     let lines = output.lines().filter_map(|line| line.strip_prefix("Inst "));
     let names = lines.filter_map(|line| line.split([' ', ':']).next());

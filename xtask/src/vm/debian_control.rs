@@ -1,4 +1,4 @@
-//! Parses the control data of Debian packages in the output of `apt-cache show`.
+//! Parses Debian packages' control data in the output of `apt-cache show`.
 
 /// Returns a field of the first package in the text.
 pub(super) fn field(shown: &str, name: &str) -> Option<String> {
@@ -9,7 +9,7 @@ pub(super) fn field(shown: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Returns the names of the dependencies of all packages in the text, including alternatives.
+/// Returns the names that all packages in the text depend on, including alternatives.
 pub(super) fn dependencies(shown: &str) -> Vec<String> {
     let fields = shown.lines().filter_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -17,7 +17,7 @@ pub(super) fn dependencies(shown: &str) -> Vec<String> {
     });
     let mut names = Vec::new();
     for name in fields.flat_map(|value| value.split([',', '|'])) {
-        // The name is followed by a version in parentheses, or an architecture.
+        // The name may be followed by a version in parentheses or by an architecture.
         let name = name.trim().split([' ', '(', ':']).next();
         names.extend(name.filter(|name| !name.is_empty()).map(str::to_owned));
     }

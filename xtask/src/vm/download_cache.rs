@@ -1,6 +1,6 @@
-//! The cache of downloaded and built files of virtual machines, in the directory `target/vm`.
+//! The cache for files that are downloaded or built for virtual machines, in the directory `target/vm`.
 //!
-//! Files are written to a temporary path and renamed when complete, so that an existing path is usable.
+//! Files are written to a temporary path and renamed once complete, so that any path that exists is usable.
 
 use std::{
     ffi::OsString,
@@ -13,18 +13,18 @@ use anyhow::{Context as _, Result};
 
 use crate::workspace;
 
-/// Returns a path in the directory of the cache.
+/// Returns a path in the cache directory.
 pub(crate) fn path(name: &str) -> PathBuf {
     workspace::root().join("target/vm").join(name)
 }
 
-/// An exclusive lock on a name, across processes and threads, until it is dropped.
+/// An exclusive lock on a name, held against other processes and threads until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
-/// Waits for the lock on a name.
+/// Waits until the lock on a name is free, and takes it.
 pub(crate) fn lock(name: &str) -> Result<Lock> {
     let path = path("locks").join(name);
     create_parent(&path)?;
@@ -37,7 +37,7 @@ pub(crate) fn lock(name: &str) -> Result<Lock> {
     Ok(Lock { _file: file })
 }
 
-/// Fills a temporary directory, and replaces the directory at `path` with it.
+/// Fills a temporary directory, then replaces the directory at `path` with it.
 pub(crate) fn create_directory(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = partial_path(path);
     remove_directory(&partial)?;
@@ -47,7 +47,7 @@ pub(crate) fn create_directory(path: &Path, fill: impl FnOnce(&Path) -> Result<(
     rename(&partial, path)
 }
 
-/// Writes a temporary file, and replaces the file at `path` with it.
+/// Writes a temporary file, then replaces the file at `path` with it.
 pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     create_parent(path)?;
     let partial = partial_path(path);

@@ -1,4 +1,4 @@
-//! Reads the tests that a kernel is expected to skip because it lacks a feature.
+//! Reads which tests each kernel is expected to skip because it lacks a feature.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use super::report::Skip;
 use crate::workspace;
 
-/// The file of expected skips: lines of kernel, test and feature.
+/// The file of expected skips: each line names a kernel, a test and a feature.
 const FILE: &str = "tests/expected-skips.txt";
 
 /// The expected skips, each with its kernel.
@@ -37,8 +37,8 @@ fn parse(text: &str) -> Result<ExpectedSkips> {
 }
 
 impl ExpectedSkips {
-    /// Returns the unexpected skips of a kernel, and after a complete run also the expected ones that did
-    /// not occur.
+    /// Returns a kernel's unexpected skips and, after a complete run, also the expected skips that did not
+    /// occur.
     pub(super) fn problems(&self, kernel: &str, skips: &[Skip], is_complete: bool) -> Vec<String> {
         let of_kernel = self.0.iter().filter(|(name, _)| name == kernel);
         let expected: BTreeSet<&Skip> = of_kernel.map(|(_, skip)| skip).collect();

@@ -1,4 +1,4 @@
-//! Writes generated tables into pages of the documents.
+//! Writes generated tables into the documents.
 
 use std::fs;
 
@@ -8,17 +8,17 @@ use crate::workspace;
 
 const END: &str = "<!-- end -->\n";
 
-/// The position of a generated table.
+/// The place of a generated table in the documents.
 #[derive(Debug)]
 pub(super) struct GeneratedTable {
-    /// Path of the page in the workspace.
+    /// Path of the page, relative to the workspace.
     pub(super) page: &'static str,
     /// Line above the table.
     pub(super) mark: &'static str,
 }
 
 impl GeneratedTable {
-    /// Replaces the table in the page.
+    /// Replaces the table on the page.
     pub(super) fn write(&self, text: &str) -> Result<()> {
         let path = workspace::root().join(self.page);
         let page =
@@ -33,7 +33,7 @@ impl GeneratedTable {
         Ok(())
     }
 
-    /// Returns the text of the page with a new table; `None` if it lacks one of the marks.
+    /// Returns the page's text with a new table, or `None` if the page lacks one of the marks.
     pub(super) fn with(&self, page: &str, text: &str) -> Option<String> {
         let (before, rest) = page.split_once(self.mark)?;
         let (_, after) = rest.split_once(END)?;

@@ -1,5 +1,5 @@
-//! Programs that virtual machines run: the tests and the programs under test, which are static, and a few
-//! programs of the host.
+//! Programs that virtual machines run: the tests and the programs under test, which are static, and a few of
+//! the host's programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,18 +16,18 @@ use crate::{
     workspace_binaries::{self, CULVERT, LAB},
 };
 
-/// Programs of this machine that tests start.
+/// Programs on this machine that tests start.
 const HOST_PROGRAMS: [&str; 10] = [
     "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "setpriv",
 ];
 
-/// Built programs that machines run.
+/// The built programs that virtual machines run.
 const BUILT_PROGRAMS: [&str; 5] = ["culvert", "culvert-lab", "culvert-guest", "netns", "packet"];
 
-/// The built programs.
+/// The programs that were built for virtual machines.
 #[derive(Debug)]
 pub(crate) struct MachinePrograms {
-    /// Paths on the host, by name.
+    /// Paths on the host, by program name.
     built: BTreeMap<String, PathBuf>,
 }
 
@@ -37,12 +37,12 @@ impl MachinePrograms {
         Self::build_with(&[])
     }
 
-    /// Builds the programs together with other targets, which are given as options of Cargo.
+    /// Builds the programs together with other targets, which are given as Cargo options.
     pub(crate) fn build_with(others: &[&str]) -> Result<Self> {
         let build = Profile::Vm.cargo("build")?;
         let [culvert, lab] = workspace_binaries::build(build, [CULVERT, LAB])?;
-        // A separate build: together with tests, Cargo would compile the daemon with the features of its
-        // tests, and most crates twice.
+        // This is a separate build: together with the tests, Cargo would compile the daemon with the tests'
+        // features, and would compile most crates twice.
         let mut command = Profile::Vm.cargo("build")?;
         command
             .args(["--package", "tunnel-tests", "--bin", "culvert-guest"])
@@ -61,14 +61,14 @@ impl MachinePrograms {
         Ok(Self { built })
     }
 
-    /// Returns the path of a program on the host.
+    /// Returns the path of a built program on the host.
     pub(crate) fn path(&self, name: &str) -> Result<&Path> {
         let path = self.built.get(name).map(PathBuf::as_path);
         path.with_context(|| format!("the program {name} was not built"))
     }
 
-    /// Lists the tests of a test program that libtest selects with these options, and whose names contain one
-    /// of the filters.
+    /// Lists those tests in a test program that libtest selects with these options and whose names contain
+    /// one of the filters.
     pub(super) fn list_tests(
         &self,
         name: &str,
@@ -88,8 +88,8 @@ impl MachinePrograms {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Returns the part of the initramfs that all machines share: these programs, and some programs of the
-    /// host with their libraries.
+    /// Returns the part of the initramfs that all machines share: these programs, and some of the host's
+    /// programs with their libraries.
     pub(crate) fn overlay(&self) -> Result<Overlay> {
         let mut overlay = Overlay::default();
         overlay.add_file(self.path("culvert-guest")?, "/init", 0o755);
@@ -114,7 +114,7 @@ impl MachinePrograms {
     }
 }
 
-/// Returns the paths of the libraries that a program is linked with.
+/// Returns the paths of the libraries that a program is linked against.
 fn linked_libraries(program: &Path) -> Result<BTreeSet<String>> {
     let output = Command::new("ldd").arg(program).output();
     let output = output.context("cannot start ldd")?;

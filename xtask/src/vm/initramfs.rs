@@ -1,5 +1,5 @@
-//! Writes the initramfs of virtual machines. It has several parts: a cached base with the modules of a
-//! kernel, and overlays with programs and files.
+//! Writes the initramfs for virtual machines. It consists of several parts: a cached base with a kernel's
+//! modules, and overlays with programs and files.
 
 use std::{
     fs::{self, File},
@@ -16,10 +16,11 @@ use super::{
     modules::{self, Modules},
 };
 
-/// Version of the base's format; raised when it changes, so that cached ones are not used.
+/// Version of the base's format, which is increased when the format changes, so that cached bases are not
+/// used.
 const FORMAT: u32 = 1;
 
-/// Path in a guest of the list of modules to load, one path per line.
+/// Path in the guest of the list of modules to load, with one path per line.
 const MODULES: &str = "/etc/modules.list";
 
 /// Directories that every guest has.
@@ -35,7 +36,7 @@ const DIRECTORIES: [&str; 9] = [
     "/var/lib",
 ];
 
-/// Files to add to the initramfs of a guest.
+/// Files to add to a guest's initramfs.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     entries: Vec<Entry>,
@@ -56,7 +57,7 @@ enum Content {
 }
 
 impl Overlay {
-    /// Adds a file of this machine, which is read when the overlay is written.
+    /// Adds a file on this machine, which is read when the overlay is written.
     pub(crate) fn add_file(&mut self, host: &Path, guest: &str, mode: u32) {
         let path = host.to_owned();
         self.add(guest, Content::Host { path, mode });
@@ -72,7 +73,7 @@ impl Overlay {
         self.add(guest, Content::Link { target });
     }
 
-    /// Writes the overlay as a part of an initramfs.
+    /// Writes the overlay as one part of an initramfs.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         download_cache::write_file(path, |file| {
             let mut cpio = Cpio::new(BufWriter::new(file));
@@ -107,7 +108,7 @@ impl Entry {
     }
 }
 
-/// Concatenates parts to an initramfs. A file of a later part replaces that of an earlier one.
+/// Concatenates parts into an initramfs. A file in a later part replaces the same file in an earlier one.
 pub(crate) fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
     download_cache::write_file(path, |file| {
         for part in parts {
@@ -118,9 +119,9 @@ pub(crate) fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
     })
 }
 
-/// Returns the path of the base for a kernel, which is cached, and the wanted modules that the kernel lacks.
+/// Returns the path of a kernel's base, which is cached, and the wanted modules that the kernel lacks.
 pub(super) fn base(kernel: &str, modules: &Path) -> Result<(PathBuf, Vec<String>)> {
-    // The name of the kernel has the version of its modules.
+    // The kernel's name includes the version of its modules.
     let mut hasher = DefaultHasher::new();
     (FORMAT, DIRECTORIES, modules::WANTED).hash(&mut hasher);
     let path = download_cache::path("base").join(format!("{kernel}-{:016x}.cpio", hasher.finish()));
@@ -136,7 +137,7 @@ fn write_base(file: &mut File, modules: &Modules) -> Result<()> {
     for directory in DIRECTORIES {
         cpio.directory(directory)?;
     }
-    // The kernel opens it for the first process, before anything is mounted.
+    // The kernel opens this device for the first process, before anything is mounted.
     cpio.device("/dev/console", 0o600, (5, 1))?;
     let mut list = String::new();
     for module in modules.load_order(modules::WANTED)? {

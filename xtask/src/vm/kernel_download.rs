@@ -1,4 +1,4 @@
-//! Downloads kernels from Debian's archive into the cache, and prepares them for virtual machines.
+//! Downloads kernels from Debian's archive into the cache, and prepares them for use in virtual machines.
 
 use std::{
     fs,
@@ -14,23 +14,23 @@ use super::{
     kernels::{KernelVersion, Series},
 };
 
-/// Time after which the archive is searched again for the newest kernel of a series.
+/// Time after which the archive is searched again for a series' newest kernel.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A kernel that virtual machines can boot.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// Name of its series.
+    /// Name of the kernel's series.
     pub(crate) series: &'static str,
     /// Release, as `uname -r` prints it.
     pub(crate) release: String,
-    /// Version of its Debian packages.
+    /// Version of the kernel's Debian packages.
     pub(crate) version: String,
-    /// True if it is the pinned kernel of its series.
+    /// True if this is the kernel that is pinned for its series.
     pub(crate) is_pinned: bool,
     /// Path of the boot image.
     pub(crate) image: PathBuf,
-    /// Path of the part of the initramfs with its modules.
+    /// Path of the initramfs part that contains the kernel's modules.
     pub(crate) base: PathBuf,
     /// Wanted modules that this kernel lacks.
     pub(crate) absent_modules: Vec<String>,
@@ -50,9 +50,9 @@ impl Kernel {
     }
 }
 
-/// Returns the kernel of a series, from the cache or downloaded.
+/// Returns a series' kernel, which it downloads unless it is in the cache.
 pub(crate) fn find_or_download(series: &'static Series, offline: bool) -> Result<Kernel> {
-    // Series of one suite share its package lists.
+    // Several series in one suite share its package lists.
     let _lock = download_cache::lock(series.suite)?;
     let (version, is_pinned) = choose(series, offline)?;
     if !is_pinned {
@@ -61,8 +61,8 @@ pub(crate) fn find_or_download(series: &'static Series, offline: bool) -> Result
     prepare(series, version, is_pinned).with_context(|| format!("kernel {}", series.name))
 }
 
-/// Chooses the kernel of a series, and downloads it into the cache. Returns its version, and true if it is
-/// the pinned one.
+/// Chooses a series' kernel, and downloads it into the cache. Returns its version, and true if it is the
+/// pinned one.
 fn choose(series: &Series, offline: bool) -> Result<(KernelVersion, bool)> {
     let Some(pinned) = &series.pinned else {
         return Ok((newest(series, offline)?, false));
@@ -93,7 +93,8 @@ fn choose(series: &Series, offline: bool) -> Result<(KernelVersion, bool)> {
     Ok((fallback, false))
 }
 
-/// Downloads the newest kernel of a series, and returns its version. The archive is searched once a day.
+/// Downloads a series' newest kernel unless it is cached, and returns its version. The archive is searched
+/// once a day.
 fn newest(series: &Series, offline: bool) -> Result<KernelVersion> {
     let recorded = read_newest(series);
     match recorded.filter(|newest| directory(series, &newest.version).is_dir()) {
@@ -125,7 +126,7 @@ fn newest(series: &Series, offline: bool) -> Result<KernelVersion> {
     Ok(version)
 }
 
-/// Downloads and unpacks the packages of a kernel, and checks their hash if it is pinned.
+/// Downloads and unpacks a kernel's packages, and checks their hash if the kernel is pinned.
 fn download(
     series: &Series,
     archive: &DebianArchive,
@@ -155,7 +156,7 @@ fn download_failure(series: &Series, version: &KernelVersion) -> String {
     format!("cannot download {packages} from {}", series.suite)
 }
 
-/// Finds the boot image of an unpacked kernel, and writes the base of its initramfs.
+/// Finds the boot image in an unpacked kernel, and writes the base of its initramfs.
 fn prepare(series: &'static Series, version: KernelVersion, is_pinned: bool) -> Result<Kernel> {
     let directory = directory(series, &version);
     let release = &version.release;
@@ -194,11 +195,11 @@ fn directory(series: &Series, version: &KernelVersion) -> PathBuf {
     download_cache::path("kernels").join(series.directory(version))
 }
 
-/// The recorded newest kernel of a series.
+/// The kernel that is recorded as the newest one in its series.
 #[derive(Debug)]
 struct Newest {
     version: KernelVersion,
-    /// Time since it was recorded; `None` if the clock was set back.
+    /// Time since it was recorded; `None` if the clock has been set back.
     age: Option<Duration>,
 }
 
@@ -218,8 +219,8 @@ fn record_newest(series: &Series, version: &KernelVersion) -> Result<()> {
     })
 }
 
-/// Returns the path of a record. A kernel that replaces a pinned one is recorded for that pinned version, so
-/// that the record does not apply when another version is pinned.
+/// Returns the path of a series' record. A kernel that replaces a pinned one is recorded for that pinned
+/// version, so that the record no longer applies once another version is pinned.
 fn record_path(series: &Series) -> PathBuf {
     let pinned = series.pinned.as_ref();
     let name = pinned.map_or_else(
@@ -237,7 +238,7 @@ fn parse_record(text: &str) -> Option<KernelVersion> {
     })
 }
 
-/// Returns true for a record of less than a day ago.
+/// Returns true if a record is less than a day old.
 fn is_fresh(age: Option<Duration>) -> bool {
     age.is_some_and(|age| age < DAY)
 }

@@ -1,4 +1,4 @@
-//! Collects the results of each kernel, and renders their tables.
+//! Collects each kernel's results, and renders them as tables.
 
 use std::{
     fmt::{self, Write as _},
@@ -16,19 +16,19 @@ use super::{
     verifier_costs,
 };
 
-/// The results of one kernel.
+/// The results for one kernel.
 #[derive(Debug)]
 pub(super) struct KernelResult {
-    /// Name of its series, or `native`.
+    /// Name of the kernel's series, or `native`.
     pub(super) kernel: &'static str,
     pub(super) release: String,
     pub(super) report: Report,
     pub(super) took: Duration,
-    /// True if its problems fail the complete run.
+    /// True if this kernel's problems make the complete run fail.
     pub(super) is_required: bool,
-    /// Problems that fail the kernel.
+    /// Problems that make the kernel fail.
     pub(super) problems: Vec<String>,
-    /// Remarks that fail nothing.
+    /// Remarks that do not make anything fail.
     pub(super) notes: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ impl KernelResult {
         }
     }
 
-    /// Adds and prints the result of a machine that ran a plan on this kernel.
+    /// Adds and prints the result from a machine that ran a plan on this kernel.
     pub(super) fn add(&mut self, plan: &Plan, result: MachineResult) {
         let name = plan.name;
         if !result.is_good() {
@@ -113,7 +113,7 @@ pub(super) fn is_good(results: &[KernelResult]) -> bool {
         .all(|result| result.problems.is_empty() || !result.is_required)
 }
 
-/// Writes the results of all kernels and the time of the run into docs/kernel-support.md.
+/// Writes the results for all kernels, and the time of the run, into docs/kernel-support.md.
 pub(super) fn write(results: &[KernelResult], time: &str) -> Result<()> {
     let mut text = format!("Run on {time}:\n\n");
     text +=
@@ -163,7 +163,7 @@ pub(super) fn tables(results: &[KernelResult], took: Duration) -> Result<String,
     Ok(text)
 }
 
-/// Renders a table with a row for each kernel, and below it skips, failed tests, notes and problems.
+/// Renders a table with one row per kernel; below the table follow skips, failed tests, notes and problems.
 fn write_matrix(text: &mut String, results: &[KernelResult]) -> fmt::Result {
     writeln!(
         text,

@@ -4,47 +4,48 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::debian_control;
 
-/// A series of kernel releases, such as 6.1, and its Debian packages.
+/// A series of kernel releases, such as 6.1, with its Debian packages.
 #[derive(Debug)]
 pub(crate) struct Series {
-    /// Name on the command line.
+    /// Name of the series on the command line.
     pub(crate) name: &'static str,
-    /// Debian suite that has its packages.
+    /// Debian suite that contains the packages.
     pub(super) suite: &'static str,
-    /// Package that depends on the newest kernel of the series.
+    /// Package that depends on the newest kernel in the series.
     pub(super) metapackage: &'static str,
-    /// Prefix of every release of the series.
+    /// Prefix of every release in the series.
     pub(super) release_prefix: &'static str,
-    /// Names of a kernel's packages without the release at their end. The first one has the boot image.
+    /// Names of a kernel's packages, without the release at the end. The first package contains the boot
+    /// image.
     pub(super) package_prefixes: &'static [&'static str],
-    /// The kernel to use if it is available. A series without one uses its newest kernel.
+    /// The kernel to use if it is available. A series without a pinned kernel uses its newest one.
     pub(super) pinned: Option<PinnedKernel>,
 }
 
-/// A kernel in one package of known hash.
+/// A kernel in a single package with a known hash.
 #[derive(Debug)]
 pub(super) struct PinnedKernel {
     /// Release, as `uname -r` prints it.
     pub(super) release: &'static str,
-    /// Version of its package.
+    /// Version of the kernel's package.
     pub(super) package: &'static str,
-    /// Hash of its package, in hexadecimal.
+    /// SHA-256 of the kernel's package, in hexadecimal.
     pub(super) sha256: &'static str,
 }
 
-/// The version of a kernel.
+/// A kernel's version.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct KernelVersion {
     /// Release, as `uname -r` prints it.
     pub(super) release: String,
-    /// Version of its Debian packages.
+    /// Version of the kernel's Debian packages.
     pub(super) package: String,
 }
 
 const ONE_PACKAGE: &[&str] = &["linux-image-"];
 const SPLIT_PACKAGES: &[&str] = &["linux-binary-", "linux-modules-", "linux-base-"];
 
-/// All series, the oldest first.
+/// All series, oldest first.
 pub(crate) static ALL_SERIES: [Series; 4] = [
     Series {
         name: "5.10",
@@ -93,20 +94,20 @@ pub(crate) static ALL_SERIES: [Series; 4] = [
 ];
 
 impl Series {
-    /// Returns true if a failure on this series fails the complete run. A series that is not pinned may fail
-    /// for other reasons than a change of Culvert.
+    /// Returns true if a failure on this series makes the complete run fail. A series without a pinned kernel
+    /// may fail for reasons other than a change to Culvert.
     pub(super) const fn is_required(&self) -> bool {
         self.pinned.is_some()
     }
 
-    /// Returns the packages of a kernel, as `name=version`.
+    /// Returns a kernel's packages, each as `name=version`.
     pub(super) fn packages(&self, version: &KernelVersion) -> Vec<String> {
         let KernelVersion { release, package } = version;
         let name = |prefix| format!("{prefix}{release}={package}");
         self.package_prefixes.iter().map(name).collect()
     }
 
-    /// Returns the name of the directory of an unpacked kernel: the file name of its first package.
+    /// Returns the name of the directory into which a kernel is unpacked: the file name of its first package.
     pub(super) fn directory(&self, version: &KernelVersion) -> String {
         let KernelVersion { release, package } = version;
         let prefix = self.package_prefixes.first().unwrap_or(&"");
@@ -115,7 +116,7 @@ impl Series {
         format!("{prefix}{release}_{package}_amd64")
     }
 
-    /// Returns the kernel that the metapackage depends on, from the output of `apt-cache show`.
+    /// Returns the kernel that the metapackage depends on, parsed from the output of `apt-cache show`.
     pub(super) fn newest(&self, shown: &str) -> Result<KernelVersion> {
         let package = debian_control::field(shown, "Version");
         let package =
@@ -143,7 +144,8 @@ impl PinnedKernel {
     }
 }
 
-/// Returns the series with these names; without names all, or only the pinned ones. Ignores `native`.
+/// Returns the series with these names. Without names, returns all series or only those with pinned kernels.
+/// Ignores `native`.
 pub(super) fn select(names: &[String], all: bool) -> Result<Vec<&'static Series>> {
     let is_known = |name: &String| {
         name == super::NATIVE || ALL_SERIES.iter().any(|series| series.name == *name)

@@ -14,30 +14,31 @@ use anyhow::{Context as _, Result};
 use super::{accel::Accel, kernel_download::Kernel, qemu::Qemu, report::Report, test_plan};
 use crate::progress::Clock;
 
-/// Exit status of QEMU if all tests passed: the guest writes 0x10, and QEMU returns twice that plus one.
+/// QEMU's exit status if all tests passed: the guest writes 0x10, and QEMU returns twice that plus one.
 const PASSED_STATUS: i32 = 33;
-/// Memory of a machine, in MiB.
+/// A machine's memory, in MiB.
 const MEMORY: &str = "768";
-/// Maximum run time of a machine; longer than that of one program.
+/// Maximum run time of a machine; longer than that of a single program.
 pub(super) const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM_SECONDS + 300);
-/// Maximum time without output; longer than the timeout of a test.
+/// Maximum time without output; longer than a test's timeout.
 const MAX_SILENCE: Duration = Duration::from_secs(420);
-/// Interval of checks.
+/// Interval between checks on a running machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Texts in console lines by which the kernel reports a fault in itself.
+/// Texts in console lines with which the kernel reports a fault of its own.
 const FAULT_MARKS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
-/// Maximum number of console lines about faults that are reported.
+/// Maximum number of console lines about faults to report.
 const MAX_FAULTS: usize = 5;
-/// Number of last console lines that are printed.
+/// Number of console lines to print from the end.
 const TAIL_LINES: usize = 60;
 
-/// Kernel parameters: panic on errors, and skip self-tests of crypto algorithms, which only cost time.
+/// Kernel parameters: panic on errors, and skip the self-tests of crypto algorithms, which only take time.
 const KERNEL_PARAMETERS: &str = "loglevel=5 oops=panic panic=-1 reboot=t cryptomgr.notests";
-/// Kernel parameters for emulated CPUs. The CPU feature `rep_good` is cleared, so that the kernel uses no
-/// string instructions to clear and copy pages. It is given as a number, since 5.10 accepts no names.
+/// Kernel parameters for emulated CPUs. The CPU feature `rep_good` is cleared, so that the kernel does not
+/// use string instructions to clear and copy pages. It is given as a number, since 5.10 does not accept
+/// names.
 const EMULATION_PARAMETERS: &str = "tsc=reliable no_timer_check clearcpuid=112";
 
-/// The configuration of a machine.
+/// A machine's configuration.
 pub(crate) struct Machine<'a> {
     pub(crate) qemu: &'a Qemu,
     pub(crate) kernel: &'a Kernel,
@@ -46,35 +47,35 @@ pub(crate) struct Machine<'a> {
     pub(crate) accel: Accel,
     /// Maximum run time.
     pub(crate) limit: Duration,
-    /// Directory of its log files, which must exist.
+    /// Directory for the machine's log files, which must exist.
     pub(crate) directory: PathBuf,
 }
 
-/// Cause of the end of a machine.
+/// The reason why a machine stopped running.
 #[derive(Debug)]
 pub(crate) enum Termination {
     /// QEMU exited with this status.
     Exited(ExitStatus),
-    /// Another process killed QEMU with a signal; its message about that.
+    /// Another process killed QEMU with a signal, about which QEMU printed this message.
     Signalled(String),
-    /// QEMU was killed for this reason: no output, or a run time over the limit.
+    /// QEMU was killed for this reason: there was no output, or the run time exceeded the limit.
     Hung(&'static str),
 }
 
-/// The result of a machine's run.
+/// The result of running a machine.
 #[derive(Debug)]
 pub(crate) struct MachineResult {
     pub(crate) termination: Termination,
     pub(crate) report: Report,
     pub(crate) took: Duration,
-    /// Last lines of the console and of QEMU's output.
+    /// The last lines of the console and of QEMU's output.
     pub(crate) console: String,
-    /// Console lines that report a fault of the kernel.
+    /// Console lines that report a kernel fault.
     pub(crate) faults: Vec<String>,
 }
 
 impl MachineResult {
-    /// Returns true if both the exit status and the report mean success.
+    /// Returns true if both the exit status and the report indicate success.
     pub(crate) fn is_good(&self) -> bool {
         let has_passed = matches!(
             &self.termination,
@@ -83,7 +84,7 @@ impl MachineResult {
         has_passed && self.report.is_good && self.report.failed.is_empty()
     }
 
-    /// Returns true if the emulator may be the cause of a failure: the machine hung, or its kernel did not
+    /// Returns true if the emulator may have caused the failure: the machine hung, or its kernel did not
     /// start init. With two emulated CPUs, one may execute code that the other is patching (`Oops: int3`).
     pub(crate) const fn should_retry(&self) -> bool {
         match self.termination {
@@ -110,7 +111,7 @@ impl MachineResult {
 }
 
 impl Machine<'_> {
-    /// Runs the machine until it ends or is killed.
+    /// Runs the machine until it exits or is killed.
     pub(crate) fn run(&self) -> Result<MachineResult> {
         let (console, report) = (
             self.directory.join("console.log"),
@@ -141,7 +142,8 @@ impl Machine<'_> {
         })
     }
 
-    /// Renames the report and console of a failed attempt, so that the next one does not overwrite them.
+    /// Renames the report and console log from a failed attempt, so that the next attempt does not overwrite
+    /// them.
     pub(crate) fn rename_logs(&self) -> Result<()> {
         for name in ["report", "console"] {
             let path = |ending: &str| self.directory.join(format!("{name}{ending}"));
@@ -150,7 +152,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Runs the machine with its console on this terminal.
+    /// Runs the machine with its console attached to this terminal.
     pub(crate) fn run_on_terminal(&self) -> Result<()> {
         let mut command = self.command(&self.directory.join("report.log"));
         command.args(["-serial", "mon:stdio"]);
@@ -184,15 +186,15 @@ impl Machine<'_> {
     }
 }
 
-/// Returns the message of QEMU about a signal that ended it. Its exit status is then 0, as after a reset of
-/// the machine.
+/// Returns QEMU's message about the signal that terminated it, if there was one. The exit status is 0 in that
+/// case, as it is after the machine has been reset.
 fn signal_message(output: &str) -> Option<String> {
     let mut lines = output.lines().filter_map(|line| line.split_once(": "));
     let (_, message) = lines.find(|(_, message)| message.starts_with("terminating on signal"))?;
     Some(message.to_owned())
 }
 
-/// Returns the command line of the kernel.
+/// Returns the kernel command line.
 fn command_line(accel: Accel) -> String {
     let plain = format!("console=ttyS0 {KERNEL_PARAMETERS}");
     match accel {
@@ -201,14 +203,14 @@ fn command_line(accel: Accel) -> String {
     }
 }
 
-/// Returns the kernel parameter with the frequency of the TSC. On a busy machine, a guest measures a wrong
-/// frequency, and its clock runs too fast or too slowly.
+/// Returns the kernel parameter that sets the TSC frequency. On a busy machine, a guest would measure a wrong
+/// frequency, and its clock would run too fast or too slow.
 fn tsc_parameter() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpu_kilohertz(&cpuinfo).map_or_else(String::new, |rate| format!(" tsc_early_khz={rate}"))
 }
 
-/// Returns the frequency of the first CPU in the text of `/proc/cpuinfo`, in kHz.
+/// Returns the first CPU's frequency in kHz, from the text of `/proc/cpuinfo`.
 fn cpu_kilohertz(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo.lines().find(|line| line.starts_with("cpu MHz"))?;
     let (megahertz, decimals) = line.split_once(':')?.1.trim().split_once('.')?;
@@ -222,13 +224,13 @@ struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // Errors are ignored: the process may have ended already.
+        // Errors are ignored: the process may already have exited.
         drop(self.0.kill());
         drop(self.0.wait());
     }
 }
 
-/// Waits for a process to end, and kills it once `reason_to_kill` returns a reason.
+/// Waits until a process exits, and kills it once `reason_to_kill` returns a reason.
 pub(super) fn wait_or_kill<R>(
     child: Child,
     mut reason_to_kill: impl FnMut() -> Result<Option<R>>,
@@ -245,7 +247,7 @@ pub(super) fn wait_or_kill<R>(
     }
 }
 
-/// Waits for a machine to end, and kills it if it hangs.
+/// Waits until a machine exits, and kills it if it hangs.
 fn supervise(child: Child, report: &Path, limit: Duration) -> Result<Termination> {
     let clock = Clock::start();
     let (mut length, mut last_output) = (0, Clock::start());
@@ -274,7 +276,7 @@ fn sleep() {
     thread::sleep(POLL_INTERVAL);
 }
 
-/// Returns the first console lines that report a fault of the kernel.
+/// Returns the first few console lines that report a kernel fault.
 fn kernel_faults(console: &str) -> Vec<String> {
     let is_fault = |line: &&str| FAULT_MARKS.iter().any(|mark| line.contains(mark));
     let lines = console.lines().filter(is_fault).map(str::to_owned);

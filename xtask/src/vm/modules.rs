@@ -1,7 +1,7 @@
-//! Reads the kernel modules that virtual machines load, in the order of their dependencies.
+//! Reads the kernel modules that virtual machines load, in dependency order.
 //!
-//! Debian's packages have no `modules.dep`, which is generated at installation. The dependencies are read
-//! from the section `.modinfo` of each module.
+//! Debian's packages contain no `modules.dep`, which is generated at installation. The dependencies are read
+//! from each module's `.modinfo` section.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,9 +13,9 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
-/// Modules that tests need, or that are useful in a shell of a machine. All others are left out.
+/// Modules that tests need, or that are useful in a machine's shell. All others are left out.
 pub(super) const WANTED: &[&str] = &[
-    // Links.
+    // Network interfaces.
     "veth",
     "dummy",
     "vxlan",
@@ -25,7 +25,7 @@ pub(super) const WANTED: &[&str] = &[
     "br_netfilter",
     "tun",
     "wireguard",
-    // Programs at tc, and delay or loss of packets.
+    // tc programs, and packet delay or loss.
     "sch_ingress",
     "cls_bpf",
     "act_bpf",
@@ -41,7 +41,7 @@ pub(super) const WANTED: &[&str] = &[
     "sctp",
     "sctp_diag",
     "tls",
-    // Modules that kube-proxy and other programs load on a node.
+    // Modules that kube-proxy and other programs load on nodes.
     "ip_vs",
     "ip_vs_rr",
     "ip_vs_sh",
@@ -83,19 +83,20 @@ pub(super) const WANTED: &[&str] = &[
 
 /// The last bytes of a signed module.
 const SIGNATURE_MARK: &[u8] = b"~Module signature appended~\n";
-/// Length of the metadata before the mark. Its last four bytes are the length of the signature, big-endian.
+/// Length of the metadata before the mark. Its last four bytes are the signature's length, in big-endian
+/// order.
 const METADATA_LENGTH: usize = 12;
 
-/// A program of apt that decompresses files. `xz` may be missing, but apt is installed on every machine that
-/// runs this.
+/// A program that belongs to apt and decompresses files. `xz` may be missing, but apt is installed on every
+/// machine that runs this.
 const DECOMPRESSOR: &str = "/usr/lib/apt/apt-helper";
 
-/// The modules of a kernel.
+/// A kernel's modules.
 #[derive(Debug)]
 pub(super) struct Modules {
-    /// Paths of module files, by name.
+    /// Paths of the module files, by module name.
     files: BTreeMap<String, PathBuf>,
-    /// Names of modules that are built into the kernel.
+    /// Names of the modules that are built into the kernel.
     builtin: BTreeSet<String>,
 }
 
@@ -103,31 +104,32 @@ pub(super) struct Modules {
 #[derive(Debug)]
 pub(super) struct Module {
     pub(super) name: String,
-    /// The ELF file, decompressed and without its signature, which the kernel would take long to verify.
+    /// The ELF file, decompressed and without its signature, which the kernel would take a long time to
+    /// verify.
     pub(super) data: Vec<u8>,
 }
 
 /// The result of looking up a module by name.
 #[derive(Debug, Eq, PartialEq)]
 enum Lookup {
-    /// A module file with these dependencies.
+    /// A module file, with these dependencies.
     Module(Dependencies),
     /// Built into the kernel.
     Builtin,
     NotFound,
 }
 
-/// The modules to load before a module.
+/// The modules to load before a given module.
 #[derive(Debug, Default, Eq, PartialEq)]
 struct Dependencies {
-    /// Modules without which it cannot be loaded.
+    /// Modules without which the given module cannot be loaded.
     required: Vec<String>,
     /// Modules that are loaded first if the kernel has them.
     soft: Vec<String>,
 }
 
 impl Modules {
-    /// Lists the modules in the directory `lib/modules/<release>`.
+    /// Lists the modules below the directory `lib/modules/<release>`.
     pub(super) fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("modules.builtin");
         let builtin =
@@ -146,7 +148,7 @@ impl Modules {
         })
     }
 
-    /// Returns the wanted modules that the kernel lacks.
+    /// Returns those of the wanted modules that the kernel lacks.
     pub(super) fn absent(&self, wanted: &[&str]) -> Vec<String> {
         let names = wanted.iter().map(|name| name.replace('-', "_"));
         names
@@ -184,7 +186,7 @@ impl Modules {
     }
 }
 
-/// Sorts modules so that each is after its dependencies. A wanted module that the kernel lacks is skipped,
+/// Sorts modules so that each comes after its dependencies. A wanted module that the kernel lacks is skipped,
 /// unless another module requires it.
 fn order(wanted: &[&str], mut look_up: impl FnMut(&str) -> Result<Lookup>) -> Result<Vec<String>> {
     let mut traversal = Traversal {
@@ -198,7 +200,7 @@ fn order(wanted: &[&str], mut look_up: impl FnMut(&str) -> Result<Lookup>) -> Re
     Ok(traversal.order)
 }
 
-/// A depth-first traversal of dependencies.
+/// A depth-first traversal of the dependencies.
 struct Traversal<'a> {
     look_up: &'a mut dyn FnMut(&str) -> Result<Lookup>,
     visited: BTreeSet<String>,
@@ -206,7 +208,7 @@ struct Traversal<'a> {
 }
 
 impl Traversal<'_> {
-    /// Adds a module after its dependencies; returns true if the kernel has it.
+    /// Adds a module after its dependencies; returns true if the kernel has the module.
     fn visit(&mut self, name: &str) -> Result<bool> {
         if self.visited.contains(name) {
             return Ok(true);
@@ -219,7 +221,8 @@ impl Traversal<'_> {
         self.visited.insert(name.to_owned());
         for soft in &dependencies.soft {
             if !self.visit(soft)? && soft == "crc32c" {
-                // The name of an algorithm. The wanted modules need only its generic implementation.
+                // This is the name of an algorithm, and the wanted modules need only its generic
+                // implementation.
                 self.visit("crc32c_generic")?;
             }
         }
@@ -241,7 +244,7 @@ fn read_dependencies(module: &[u8]) -> Result<Dependencies> {
     Ok(parse_modinfo(section.data()?))
 }
 
-/// Parses the content of `.modinfo`: entries `key=value`, each terminated by a zero byte.
+/// Parses the contents of `.modinfo`: entries of the form `key=value`, each terminated by a zero byte.
 fn parse_modinfo(modinfo: &[u8]) -> Dependencies {
     let mut dependencies = Dependencies::default();
     for entry in modinfo.split(|&byte| byte == 0) {
@@ -273,7 +276,7 @@ fn parse_softdep(text: &str) -> Vec<String> {
     names
 }
 
-/// Removes the signature of a module, if it has one.
+/// Removes a module's signature, if it has one.
 fn strip_signature(mut module: Vec<u8>) -> Result<Vec<u8>> {
     let Some(rest) = module.strip_suffix(SIGNATURE_MARK) else {
         return Ok(module);
@@ -305,7 +308,7 @@ fn decompress(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Adds the modules in a directory and below.
+/// Adds the modules in a directory and in those below it.
 fn list_modules(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -319,7 +322,7 @@ fn list_modules(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Resu
     Ok(())
 }
 
-/// Returns the name of a module with this path; `None` if it is not the path of a module.
+/// Returns the name of the module at this path, or `None` if this is not the path of a module.
 fn module_name(path: &str) -> Option<String> {
     let file = path.rsplit('/').next()?;
     let (name, compression) = file.split_once(".ko")?;

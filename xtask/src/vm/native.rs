@@ -17,7 +17,7 @@ use super::{
 };
 use crate::progress::Clock;
 
-/// Maximum run time of one program.
+/// Maximum run time of each program.
 const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM_SECONDS);
 
 /// Returns the release of this machine's kernel.
@@ -26,7 +26,7 @@ pub(super) fn release() -> String {
     release.trim().to_owned()
 }
 
-/// Runs the programs of a plan.
+/// Runs a plan's programs.
 pub(super) fn run(programs: &MachinePrograms, plan: &Plan) -> Result<Report> {
     let directory = download_cache::path("machines").join("native");
     fs::create_dir_all(&directory)

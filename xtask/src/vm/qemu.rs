@@ -1,6 +1,6 @@
 //! Finds QEMU on this machine, or unpacks it from Debian's packages.
 //!
-//! The packages are not installed, since they would replace newer ones of QEMU.
+//! The packages are not installed, since they would replace newer QEMU packages.
 
 use std::{
     collections::BTreeSet,
@@ -19,22 +19,22 @@ use crate::{host, progress};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
-/// Packages to unpack first; packages of missing libraries follow.
+/// Packages to unpack first; the packages of missing libraries follow.
 const PACKAGES: [&str; 4] = [PACKAGE, "qemu-system-common", "qemu-system-data", "seabios"];
-/// Directories of firmware in the unpacked tree.
+/// Directories in the unpacked tree that contain firmware.
 const FIRMWARE_DIRECTORIES: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
 /// An installed or unpacked QEMU.
 #[derive(Debug)]
 pub(crate) struct Qemu {
     program: PathBuf,
-    /// Directory into which it was unpacked; `None` if it is installed.
+    /// Directory into which QEMU was unpacked; `None` if it is installed.
     unpacked: Option<PathBuf>,
     /// Version, as QEMU prints it.
     version: String,
 }
 
-/// Returns QEMU from this machine or the cache, or downloads it.
+/// Returns the QEMU on this machine or in the cache, or else downloads it.
 pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
     if let Some(program) = host::find_program(PROGRAM) {
         return Qemu::new(program, None);
@@ -48,7 +48,7 @@ pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
                 let hint = "QEMU in the cache does not run; download it again without --offline";
                 return Err(error.context(hint));
             }
-            // The libraries of the machine have changed since it was downloaded.
+            // The machine's libraries have changed since QEMU was downloaded.
             Err(error) => println!("downloading QEMU again: {error:#}"),
         }
     }
@@ -63,7 +63,7 @@ pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
 }
 
 impl Qemu {
-    /// Returns a command of QEMU with the paths of its libraries and firmware.
+    /// Returns a command that runs QEMU with the paths of its libraries and firmware.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         if let Some(directory) = &self.unpacked {
@@ -84,7 +84,7 @@ impl Qemu {
         Self::new(unpacked_program(directory), Some(directory.to_owned()))
     }
 
-    /// Runs QEMU to read its version.
+    /// Runs QEMU to determine its version.
     fn new(program: PathBuf, unpacked: Option<PathBuf>) -> Result<Self> {
         let mut qemu = Self {
             program,
@@ -126,13 +126,14 @@ fn download(directory: &Path) -> Result<()> {
     })
 }
 
-/// Returns the packages whose dependencies are needed. The other packages of QEMU have many unused ones.
+/// Returns the packages whose dependencies are needed. QEMU's other packages have many dependencies that are
+/// not used.
 fn with_libraries(unpacked: &[String]) -> Vec<String> {
     let is_needed = |name: &&String| *name == PACKAGE || !PACKAGES.contains(&name.as_str());
     unpacked.iter().filter(is_needed).cloned().collect()
 }
 
-/// Returns the dependencies that are libraries and neither installed nor unpacked.
+/// Returns those dependencies that are libraries and that are neither installed nor unpacked.
 fn next_libraries(
     dependencies: &[String],
     not_installed: &[String],
@@ -163,7 +164,7 @@ fn missing_libraries(directory: &Path) -> Result<Vec<String>> {
     Ok(parse_missing(&progress::output(&mut command)?))
 }
 
-/// Returns the libraries that are not found, in the output of `ldd`.
+/// Returns the libraries that were not found, according to the output of `ldd`.
 fn parse_missing(output: &str) -> Vec<String> {
     let lines = output
         .lines()
@@ -176,7 +177,7 @@ fn unpacked_program(directory: &Path) -> PathBuf {
     directory.join("usr/bin").join(PROGRAM)
 }
 
-/// Returns the directories of libraries in the unpacked tree, as a value of `LD_LIBRARY_PATH`.
+/// Returns the library directories in the unpacked tree, formatted for `LD_LIBRARY_PATH`.
 fn library_path(directory: &Path) -> String {
     let directories = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
     directories

@@ -1,5 +1,5 @@
-//! Parses the report of a machine: events as JSON objects, one per line, and output lines of its programs
-//! after a bar (`| `).
+//! Parses a machine's report, which consists of events as JSON objects, one per line, and of lines that its
+//! programs print, each after a bar (`| `).
 
 use serde_json::Value;
 
@@ -10,42 +10,42 @@ pub(crate) struct Skip {
     pub(crate) feature: String,
 }
 
-/// The content of a report, which may be incomplete.
+/// The contents of a report, which may be incomplete.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Seconds from the start of the kernel to that of the first program.
+    /// Seconds from the start of the kernel to the start of the first program.
     pub(crate) booted: Option<f64>,
-    /// Modules that the kernel refused to load, with the error.
+    /// Modules that the kernel refused to load, each with the error.
     pub(crate) refused_modules: Vec<String>,
-    /// Modules that the kernel requested, but the machine lacks.
+    /// Modules that the kernel requested but the machine lacks.
     pub(crate) missing_modules: Vec<String>,
     /// Number of tests that libtest reported as passed, including skipped ones.
     pub(crate) passed: usize,
     pub(crate) failed: Vec<String>,
     pub(crate) skips: Vec<Skip>,
-    /// Programs of the plan that failed, with the reason.
+    /// Programs in the plan that failed, each with the reason.
     pub(crate) failed_programs: Vec<String>,
-    /// Costs of kernel programs in the verifier, as `culvert-lab verify` reports them.
+    /// The verifier's costs for the kernel programs, as `culvert-lab verify` reports them.
     pub(crate) verifier: Vec<Value>,
-    /// Kernel features, as `culvert-lab verify` reports them.
+    /// The kernel's features, as `culvert-lab verify` reports them.
     pub(crate) features: Value,
-    /// True if all programs ran, and none failed.
+    /// True if all programs ran and none failed.
     pub(crate) is_good: bool,
-    /// Duration of each test in seconds; tests of the packet tier have the prefix `packet::`.
+    /// Duration of each test in seconds; the names of tests in the packet tier have the prefix `packet::`.
     pub(crate) seconds: Vec<(String, f64)>,
-    /// Name of the running program.
+    /// Name of the program that is running.
     pub(crate) program: String,
-    /// Number of tests that the test programs announced.
+    /// Number of tests that the test programs have announced.
     pub(crate) announced: usize,
-    /// Output lines of programs.
+    /// Lines that the programs printed.
     pub(crate) lines: Vec<String>,
 }
 
-/// Maximum number of output lines of a failed test that are repeated below the table.
+/// Maximum number of a failed test's output lines that are repeated below the table.
 const MAX_OUTPUT_LINES: usize = 20;
 
 impl Report {
-    /// Parses a report; a malformed line becomes an output line.
+    /// Parses a report; a malformed line is treated as an output line.
     pub(crate) fn parse(text: &str) -> Self {
         let mut report = Self::default();
         for line in text.lines() {
@@ -60,22 +60,22 @@ impl Report {
         report
     }
 
-    /// Returns the number of passed tests. libtest also reports skipped tests as passed.
+    /// Returns how many tests passed. libtest also reports skipped tests as passed.
     pub(crate) fn passed(&self) -> usize {
         self.passed.saturating_sub(self.skips.len())
     }
 
-    /// Returns the number of finished tests, including skipped ones.
+    /// Returns how many tests have finished, including skipped ones.
     pub(crate) const fn finished(&self) -> usize {
         self.passed + self.failed.len()
     }
 
-    /// Returns the number of announced tests that did not finish.
+    /// Returns how many of the announced tests did not finish.
     pub(crate) const fn unfinished(&self) -> usize {
         self.announced.saturating_sub(self.finished())
     }
 
-    /// Adds the report of another machine with the same kernel.
+    /// Adds the report from another machine with the same kernel.
     pub(crate) fn merge(&mut self, other: Self) {
         self.booted = self.booted.or(other.booted);
         self.passed += other.passed;
@@ -92,7 +92,7 @@ impl Report {
         self.is_good |= other.is_good;
     }
 
-    /// Returns the output of a failed test, which libtest prints after all tests.
+    /// Returns a failed test's output, which libtest prints after all tests.
     pub(crate) fn output_of(&self, test: &str) -> &[String] {
         let head = format!("---- {test} stdout ----");
         let Some(start) = self.lines.iter().position(|line| *line == head) else {
@@ -140,7 +140,7 @@ impl Report {
         }
     }
 
-    /// Handles an output line of a program.
+    /// Handles a line that a program printed.
     fn line(&mut self, line: &str) {
         if let Some(count) = parse_announcement(line) {
             self.announced += count;
@@ -165,7 +165,7 @@ impl Report {
     }
 }
 
-/// Parses a line in a file of skips: the test and the missing kernel feature.
+/// Parses a line in a skip file: the test and the missing kernel feature.
 pub(crate) fn parse_skip(line: &str) -> Option<Skip> {
     let (test, feature) = line.trim().split_once(' ')?;
     Some(Skip {
@@ -174,20 +174,20 @@ pub(crate) fn parse_skip(line: &str) -> Option<Skip> {
     })
 }
 
-/// Returns the number of tests in the line of libtest `running N tests`.
+/// Returns how many tests libtest announces in a line such as `running 12 tests`.
 fn parse_announcement(line: &str) -> Option<usize> {
     let count = line.strip_prefix("running ")?.strip_suffix(" tests");
     let count = count.or_else(|| line.strip_prefix("running ")?.strip_suffix(" test"))?;
     count.parse().ok()
 }
 
-/// Returns the duration in the result line of a test, such as `test a::b ... ok <1.250s>`.
+/// Returns the duration in a test's result line, such as `test a::b ... ok <1.250s>`.
 fn parse_seconds(line: &str) -> Option<f64> {
     let (_, seconds) = line.strip_suffix("s>")?.rsplit_once('<')?;
     seconds.parse().ok()
 }
 
-/// Returns the name of a test, and true if it passed, from its result line.
+/// Returns a test's name, and true if it passed, from its result line.
 fn parse_result(line: &str) -> Option<(&str, bool)> {
     let (test, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     match result.split(' ').next()? {

@@ -1,4 +1,5 @@
-//! Caches the results of successful runs under a hash of all inputs, so that an equal run is not repeated.
+//! Caches the results of successful runs under a hash of all inputs, so that an identical run is not
+//! repeated.
 
 use std::{
     fmt::Write as _,
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::{progress, workspace};
 
-/// Inputs besides the machines: the code that checks reports, and the expected results.
+/// Inputs other than the machines: the code that checks reports, and the expected results.
 const CHECKS: [&str; 4] = [
     "tests/expected-skips.txt",
     "tests/verifier.json",
@@ -24,13 +25,13 @@ const CHECKS: [&str; 4] = [
     "xtask/src/vm",
 ];
 
-/// The hash of the inputs of a run, in hexadecimal.
+/// The hash of a run's inputs, in hexadecimal.
 #[derive(Debug)]
 pub(super) struct Key(String);
 
 impl Key {
-    /// Hashes the inputs of a complete run: files of the machines, plans, kernels, QEMU, and [`CHECKS`].
-    /// Returns `None` for a partial run or an update.
+    /// Hashes the inputs of a complete run: the machines' files, the plans, the kernels, QEMU, and
+    /// [`CHECKS`]. Returns `None` for a partial run or an update.
     pub(super) fn of(
         options: &Options,
         machines: &Machines,
@@ -62,12 +63,12 @@ impl Key {
         Self(hash.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Returns the tables of an equal successful run, after a line with its time.
+    /// Returns the tables from an identical successful run, below a line with the time of that run.
     pub(super) fn read_tables(&self) -> Option<String> {
         fs::read_to_string(self.path()).ok()
     }
 
-    /// Stores the tables of a successful run.
+    /// Stores the tables from a successful run.
     pub(super) fn store_tables(&self, tables: &str) -> Result<()> {
         let text = format!("run on {}\n{tables}", time_and_commit()?);
         download_cache::write_file(&self.path(), |file| {
@@ -80,7 +81,7 @@ impl Key {
     }
 }
 
-/// Appends the path and content of a file, or of all files in a directory, sorted by path.
+/// Appends the path and the content of a file, or of all files in a directory, sorted by path.
 fn add_files(inputs: &mut String, path: &Path) -> Result<()> {
     if path.is_dir() {
         let entries = fs::read_dir(path)?.map(|entry| Ok(entry?.path()));
@@ -94,7 +95,7 @@ fn add_files(inputs: &mut String, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the time, and the checked-out commit if this is a Git checkout.
+/// Returns the time, and also the checked-out commit if this is a Git checkout.
 pub(super) fn time_and_commit() -> Result<String> {
     let output_of = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);

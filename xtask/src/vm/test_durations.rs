@@ -1,4 +1,4 @@
-//! Renders tables of the duration of each test and each module, by kernel.
+//! Renders tables of how long each test and each module took on each kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ const TABLE: GeneratedTable = GeneratedTable {
     mark: "<!-- costs, written by cargo xtask vm --whole --update -->\n",
 };
 
-/// The duration of a test or module on each kernel, in seconds.
+/// The durations of a test or module by kernel, in seconds.
 type Durations<'a> = BTreeMap<&'a str, f64>;
 
-/// Renders the tables of modules and of the slowest tests, as Markdown.
+/// Renders the table of modules and the table of the slowest tests, as Markdown.
 pub(super) fn tables(results: &[KernelResult]) -> String {
     let kernels: Vec<&str> = results.iter().map(|result| result.kernel).collect();
     let (mut tests, mut modules) = (BTreeMap::new(), BTreeMap::new());
@@ -53,12 +53,12 @@ pub(super) fn write(results: &[KernelResult]) -> anyhow::Result<()> {
     TABLE.write(&tables(results))
 }
 
-/// Returns the module of a test, the first part of its name.
+/// Returns a test's module, which is the first part of its name.
 fn module(test: &str) -> &str {
     test.split("::").next().unwrap_or(test)
 }
 
-/// Renders a table of at most `limit` rows, those with the longest total duration first.
+/// Renders a table with at most `limit` rows; those with the longest total duration come first.
 fn table(
     heading: &str,
     kernels: &[&str],

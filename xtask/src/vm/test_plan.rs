@@ -7,32 +7,33 @@ use serde_json::{Value, json};
 
 use super::guest_binaries::MachinePrograms;
 
-/// Factor for the size of loads in tests, since machines are slow.
+/// Factor by which tests scale their loads, since the machines are slow.
 const SCALE: &str = "0.05";
 
-/// Path in a machine of the file to which tests append their skips.
+/// Path of the file, in a machine, to which tests append their skips.
 const SKIPS: &str = "/run/skips";
 
-/// Number of concurrent tests in a machine with one CPU, since many tests mostly wait.
+/// Number of tests that run concurrently in a machine with one CPU; many tests spend most of their time
+/// waiting.
 const CONCURRENT_TESTS: u32 = 2;
-/// Minimum number of tests that are split between two machines.
+/// Minimum number of tests to split between two machines.
 const MIN_TO_SPLIT: usize = 20;
 
-/// Prefix in the names of tests that need two CPUs.
+/// Prefix of the names of tests that need two CPUs.
 const RACE: &str = "race::";
 
-/// Option of libtest that also runs tests with `#[ignore]`. These do not depend on the kernel.
+/// libtest option that also runs tests marked `#[ignore]`, which do not depend on the kernel.
 pub(crate) const INCLUDE_IGNORED: &str = "--include-ignored";
 
-/// Options that make libtest print the duration of each test. They are unstable.
+/// Options that make libtest print how long each test took. They are unstable.
 const REPORT_TIME: [&str; 2] = ["-Zunstable-options", "--report-time"];
 /// Variable that makes a stable libtest accept unstable options.
 const ALLOW_UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// Maximum run time of one program, in seconds.
+/// Maximum run time of a single program, in seconds.
 pub(super) const PROGRAM_SECONDS: u64 = 2400;
 
-/// One program of a plan.
+/// One program in a plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     name: &'static str,
@@ -43,11 +44,11 @@ pub(crate) struct Entry {
 /// The programs that a virtual machine or this machine runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Name in output.
+    /// Name of the plan in the output.
     pub(crate) name: &'static str,
     pub(crate) cpus: u32,
     entries: Vec<Entry>,
-    /// Factor for the duration of loads in tests.
+    /// Factor by which tests scale the duration of their loads.
     duration_scale: &'static str,
 }
 
@@ -56,14 +57,14 @@ pub(crate) struct Plan {
 pub(crate) struct TestSelection {
     packet: Vec<String>,
     netns: Vec<String>,
-    /// netns tests that need two CPUs.
+    /// The netns tests that need two CPUs.
     race: Vec<String>,
-    /// True if `culvert-lab verify` also runs, which reports the costs of programs in the verifier.
+    /// True if `culvert-lab verify` should run too, which reports the verifier's costs for the programs.
     verify: bool,
 }
 
 impl TestSelection {
-    /// Selects the tests that match a filter. Without a filter, selects all tests, or only those that depend
+    /// Selects the tests that match a filter. Without a filter, selects all tests or only those that depend
     /// on the kernel.
     pub(crate) fn new(programs: &MachinePrograms, filter: &[String], all: bool) -> Result<Self> {
         let packet = programs.list_tests("packet", filter, &[])?;
@@ -90,8 +91,9 @@ impl TestSelection {
         Ok(selection)
     }
 
-    /// Returns plans for machines with one CPU, with all tests that do not need two. Many tests are split
-    /// between two machines, so that both CPUs of the host are used until the end.
+    /// Returns the plans for machines with one CPU, which contain all tests that do not need two. If there
+    /// are many tests, they are split between two machines, so that both of the host's CPUs are used until
+    /// the end.
     pub(crate) fn single_cpu_plans(&self) -> Vec<Plan> {
         if self.netns.len() < MIN_TO_SPLIT {
             return self.plan("tests", CONCURRENT_TESTS).into_iter().collect();
@@ -114,7 +116,7 @@ impl TestSelection {
         plans.into_iter().flatten().collect()
     }
 
-    /// Returns a plan of all tests that do not need two CPUs; `None` if there are none. At most
+    /// Returns a plan for all tests that do not need two CPUs, or `None` if there are none. At most
     /// `concurrent` netns tests run at the same time.
     pub(crate) fn plan(&self, name: &'static str, concurrent: u32) -> Option<Plan> {
         let tiers = [
@@ -132,7 +134,7 @@ impl TestSelection {
         })
     }
 
-    /// Returns the plan of the tests that need two CPUs, with loads of full duration.
+    /// Returns the plan for the tests that need two CPUs, with loads of full duration.
     pub(crate) fn race_plan(&self) -> Option<Plan> {
         (!self.race.is_empty()).then(|| Plan {
             name: "race",
@@ -143,7 +145,7 @@ impl TestSelection {
     }
 }
 
-/// Returns the entry that runs these tests of a test program, at most `concurrent` at the same time.
+/// Returns the entry that runs these tests from a test program, at most `concurrent` at the same time.
 fn tests(program: &'static str, concurrent: u32, names: &[String]) -> Entry {
     let options = [
         format!("/bin/{program}"),
@@ -159,7 +161,7 @@ fn tests(program: &'static str, concurrent: u32, names: &[String]) -> Entry {
     }
 }
 
-/// Returns the entry that reports the costs of programs in the verifier.
+/// Returns the entry that reports the verifier's costs for the programs.
 fn verify() -> Entry {
     Entry {
         name: "verify",
@@ -169,7 +171,7 @@ fn verify() -> Entry {
 }
 
 impl Plan {
-    /// Returns a plan of one program, which proves that a machine boots.
+    /// Returns a plan with a single program, which proves that a machine boots.
     pub(crate) fn probe() -> Self {
         let entry = Entry {
             name: "true",
@@ -184,7 +186,7 @@ impl Plan {
         }
     }
 
-    /// Returns the plan of an interactive shell.
+    /// Returns the plan for an interactive shell.
     pub(crate) fn shell() -> Self {
         Self {
             name: "shell",
@@ -198,7 +200,7 @@ impl Plan {
         }
     }
 
-    /// Returns the plan as JSON, for the init of a machine (`culvert-guest`).
+    /// Returns the plan as JSON, for a machine's init process (`culvert-guest`).
     pub(crate) fn json(&self) -> Value {
         let entries = self.entries.iter().map(|entry| {
             json!({
@@ -222,8 +224,8 @@ impl Plan {
         })
     }
 
-    /// Returns the name and command of each program on this machine. The caller sets the path of the file of
-    /// skips.
+    /// Returns the name and the command for each program when it runs on this machine. The caller sets the
+    /// path of the skip file.
     pub(crate) fn native_commands(
         &self,
         programs: &MachinePrograms,

@@ -1,5 +1,5 @@
-//! Records the verifier's costs of each program on each kernel, and compares them with earlier ones, so that
-//! growth is noticed before a kernel refuses a program.
+//! Records what each program costs the verifier on each kernel, and compares this with earlier records, so
+//! that growth is noticed before a kernel rejects a program.
 
 use std::{collections::BTreeMap, fs};
 
@@ -21,32 +21,32 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|
 ";
 
-/// The kernel's limit of instructions that the verifier processes (`BPF_COMPLEXITY_LIMIT_INSNS`).
+/// The kernel's limit on how many instructions the verifier processes (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const INSTRUCTION_LIMIT: u64 = 1_000_000;
-/// The kernel's limit of stack, in bytes (`MAX_BPF_STACK`).
+/// The kernel's limit on the stack, in bytes (`MAX_BPF_STACK`).
 const STACK_LIMIT: u64 = 512;
-/// Percentages of both limits that a program may use. The number of processed instructions differs between
-/// kernels and releases of the compiler. The stack differs slightly: Linux 7.3 rounds the frame of each
-/// function up to more bytes than earlier kernels.
+/// Percentages of the two limits that a program may use. The number of processed instructions differs between
+/// kernels and between compiler releases. The stack differs slightly: Linux 7.3 rounds each function's frame
+/// up to more bytes than earlier kernels do.
 const MAX_PERCENT: [u64; 2] = [70, 94];
 /// Permitted growth over the recorded value, in percent.
 const MAX_GROWTH_PERCENT: u64 = 10;
 
-/// The verifier's costs of a program in one variant.
+/// The verifier's costs for one variant of a program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct ProgramCosts {
-    /// Processed instructions.
+    /// Number of instructions that the verifier processes.
     instructions: u64,
-    /// Bytes of stack.
+    /// Stack size in bytes.
     stack: u64,
-    /// Duration of the system call that loads it.
+    /// Duration of the system call that loads the program.
     load_microseconds: u64,
 }
 
-/// Costs by the names of program and variant.
+/// Costs by program name and variant.
 type Programs = BTreeMap<String, ProgramCosts>;
 
-/// The recorded features and costs of a kernel.
+/// The features and costs that are recorded for a kernel.
 #[derive(Debug, Default)]
 struct KernelCosts {
     release: String,
@@ -86,7 +86,7 @@ impl VerifierCosts {
         })
     }
 
-    /// Replaces the recorded costs of a kernel with those of a report.
+    /// Replaces a kernel's recorded costs with those from a report.
     pub(super) fn record(&mut self, kernel: &str, release: &str, report: &Report) {
         let recorded = KernelCosts {
             release: release.to_owned(),
@@ -96,7 +96,7 @@ impl VerifierCosts {
         self.kernels.insert(kernel.to_owned(), recorded);
     }
 
-    /// Writes the recorded costs, and their table in the documents.
+    /// Writes the recorded costs, and the table of them in the documents.
     pub(super) fn write(&self) -> Result<()> {
         let kernels = self.kernels.iter().map(|(kernel, recorded)| {
             let programs = recorded.programs.iter().map(|(name, costs)| {
@@ -123,7 +123,7 @@ impl VerifierCosts {
         TABLE.write(&self.table())
     }
 
-    /// Renders the table in the documents, with a row for each kernel.
+    /// Renders the table for the documents, with one row per kernel.
     fn table(&self) -> String {
         let row = |(kernel, recorded): (&String, &KernelCosts)| {
             let has = |feature: &str| recorded.features[feature] == true;
@@ -179,8 +179,8 @@ impl VerifierCosts {
     }
 }
 
-/// Returns the programs that have grown too much, are not recorded or were not measured, and those that are
-/// too close to a limit.
+/// Returns the programs that have grown too much, are not recorded or were not measured, and the programs
+/// that are too close to a limit.
 fn compare(recorded: &Programs, measured: &Programs) -> (Vec<String>, Vec<String>) {
     let (mut differences, mut large) = (Vec::new(), Vec::new());
     for (name, costs) in measured {
@@ -216,7 +216,7 @@ fn compare(recorded: &Programs, measured: &Programs) -> (Vec<String>, Vec<String
 }
 
 fn parse_costs(value: &Value) -> ProgramCosts {
-    // A missing number is larger than any limit.
+    // A missing number counts as larger than any limit.
     let number = |name: &str| value[name].as_u64().unwrap_or(u64::MAX >> 8);
     ProgramCosts {
         instructions: number("instructions"),
@@ -240,12 +240,12 @@ fn parse_programs(reported: &[Value]) -> Programs {
     reported.iter().map(parse).collect()
 }
 
-/// Returns true for a program that does not log events.
+/// Returns true if a program does not log events.
 fn is_plain(name: &str) -> bool {
     !name.ends_with("-logged")
 }
 
-/// Renders a table of the costs and load times on each kernel, for the terminal.
+/// Renders a table of each kernel's costs and load times, for the terminal.
 pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -> String {
     let kernels: Vec<(&str, Programs)> = kernels
         .map(|(kernel, reported)| (kernel, parse_programs(reported)))
@@ -253,7 +253,7 @@ pub(super) fn table<'a>(kernels: impl Iterator<Item = (&'a str, &'a [Value])>) -
         .collect();
     let programs = kernels.iter().flat_map(|(_, programs)| programs.keys());
     let mut names: Vec<&String> = programs.collect();
-    // The programs that log events would make the table too long; the file has them.
+    // The programs that log events would make the table too long; they are in the file.
     names.retain(|name| is_plain(name));
     names.sort();
     names.dedup();

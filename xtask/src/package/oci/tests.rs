@@ -5,7 +5,7 @@ use std::{
 
 use super::*;
 
-/// Returns the path and content of each entry, in the order of the archive.
+/// Returns the path and content of each entry, in the archive's order.
 fn read(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut archive = tar::Archive::new(archive);
     let entries = archive.entries().expect("a tar");
@@ -24,7 +24,7 @@ fn json_of(files: &BTreeMap<String, Vec<u8>>, path: &str) -> Value {
     serde_json::from_slice(&files[path]).expect("JSON")
 }
 
-/// Returns the content and path of the blob of a descriptor, and checks its digest and size.
+/// Checks the digest and size of a descriptor's blob, and returns the blob's content and path.
 fn blob_of<'a>(files: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> (&'a [u8], String) {
     let digest = descriptor["digest"].as_str().expect("a digest");
     let digest = digest.strip_prefix("sha256:").expect("SHA-256");
@@ -59,7 +59,7 @@ fn image() -> Image {
     }
 }
 
-/// Writes the image of a root directory, and returns the archive.
+/// Writes the image for a root directory, and returns the archive.
 fn write_image(image: &Image, root: &Path) -> (Vec<u8>, WrittenImage) {
     let output = tempfile::tempdir().expect("a directory");
     let path = output.path().join("image.tar");

@@ -49,7 +49,7 @@ fn disabled_and_source_only_stanzas_are_skipped() {
     assert_eq!(entries[0].components, ["main", "contrib"]);
     assert_eq!(entries[0].keyrings, ["/keys/debian.gpg"]);
     assert_eq!(entries[1].suites, ["bookworm-security"]);
-    // The stanza has an inline key instead of a path.
+    // The stanza contains an inline key instead of a path.
     assert!(entries[1].keyrings.is_empty());
 }
 

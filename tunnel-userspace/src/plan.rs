@@ -1,18 +1,18 @@
-//! Computes the plan of one Service: the content that the maps should have for it. Pure: no I/O, no clock, no
-//! randomness. `reconcile/desired_plans` has the plans of all Services, and updates those that a change
+//! Computes the plan for one Service: the contents that the maps should have for it. Pure: no I/O, no clock,
+//! no randomness. `reconcile/desired_plans` holds the plans for all Services, and updates those that a change
 //! affects.
 //!
-//! - `endpoint_selection`: the endpoints of a service port that get traffic
-//! - `endpoint_status`: the status of each endpoint, and its reason, for operators
+//! - `endpoint_selection`: which endpoints of a service port get traffic
+//! - `endpoint_status`: the status of each endpoint and the reason for it, for operators
 //! - `external_ip_owners`: the Nodes and load balancers that own external IPs
-//! - `frontend_owners`: the owner of a frontend that several Services have
-//! - `health_checks`: the health checks of load balancers
-//! - `local_node`: the zone and the addresses of this node
-//! - `no_local_endpoints`: counts ports with a policy Local but no local endpoint
-//! - `node_pools`: Services restricted to endpoints of this node or its node pool
-//! - `slots`: the slots of each backend in a set
-//! - `source_ranges`: the clients that may use the addresses of a load balancer
-//! - `steering`: the addresses and ports that are steered to the tunnel
+//! - `frontend_owners`: which Service owns a frontend that several Services claim
+//! - `health_checks`: the health checks for load balancers
+//! - `local_node`: this node's zone and addresses
+//! - `no_local_endpoints`: counts service ports with traffic policy `Local` but no local endpoint
+//! - `node_pools`: restricts Services to endpoints on this node or in its node pool
+//! - `slots`: distributes the slots of a backend set among its backends
+//! - `source_ranges`: the clients that may use a load balancer's addresses
+//! - `steering`: which addresses and ports are steered to the tunnel
 
 mod endpoint_selection;
 mod endpoint_status;
@@ -56,7 +56,7 @@ use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficP
 pub struct PortName {
     /// The Service.
     pub service: ObjectName,
-    /// The name of the port in the Service; empty for an unnamed one.
+    /// The port's name in the Service; empty if the port is unnamed.
     pub port: Arc<str>,
     /// The transport protocol.
     pub protocol: Protocol,
@@ -90,40 +90,42 @@ impl fmt::Display for BackendTarget {
     }
 }
 
-/// The content that the maps should have for one service port.
+/// The contents that the maps should have for one service port.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PortPlan {
     /// The addresses and ports that are translated.
     pub frontends: LiteMap<FrontendKey, FrontendPlan>,
-    /// The slots of the set for policy Cluster: a backend of greater weight has more slots. Empty if no
-    /// frontend has this policy.
+    /// The slots of the backend set for traffic policy `Cluster`. A backend with a greater weight has more
+    /// slots. Empty if no frontend has this policy.
     pub cluster: Vec<BackendTarget>,
-    /// The slots of the set for policy Local. Empty if no frontend has this policy.
+    /// The slots of the backend set for traffic policy `Local`. Empty if no frontend has this policy.
     pub local: Vec<BackendTarget>,
-    /// True if the policy Cluster permits an endpoint. Without one, connects are refused. If there is one,
-    /// but a frontend with policy Local has no backend, its destination is unreachable.
+    /// True if traffic policy `Cluster` permits at least one endpoint. If it permits none, connections are
+    /// refused. If it permits some, but a frontend with policy `Local` has no backend, that frontend is
+    /// unreachable.
     pub has_endpoints: bool,
-    /// All backends that serve new or open connections, in a set or not, in ascending order.
+    /// All backends that serve new or open connections, whether they are in a set or not, in ascending order.
     pub serving: Vec<BackendTarget>,
     /// The algorithm that chooses a slot.
     pub algorithm: Algorithm,
-    /// The timeout of client-IP affinity in seconds; 0 for no affinity.
+    /// The timeout for client-IP affinity in seconds; 0 if there is no affinity.
     pub affinity_timeout: u32,
-    /// True if sockets are not translated; the frontends are for packets only.
+    /// True if sockets are not translated, so that the frontends apply to packets only.
     pub socket_translation_disabled: bool,
-    /// The clients that may use the addresses of the load balancer, as ascending and disjoint ranges. If
-    /// empty, all clients may.
+    /// The clients that may use the load balancer's addresses, as disjoint ranges in ascending order. If
+    /// empty, all clients may use them.
     pub source_ranges: Vec<SourceRange>,
 }
 
 impl PortPlan {
-    /// Returns true if only the clients in `sources` may use a frontend.
+    /// Returns true if only the clients in `source_ranges` may use a frontend.
     #[must_use]
     pub fn is_restricted(&self, frontend: &FrontendPlan) -> bool {
         frontend.kind == FrontendKind::LoadBalancerIp && !self.source_ranges.is_empty()
     }
 
-    /// Returns the clients that may use the restricted frontends; empty if no frontend is restricted.
+    /// Returns the ranges of clients that may use the restricted frontends; empty if no frontend is
+    /// restricted.
     #[must_use]
     pub fn used_source_ranges(&self) -> &[SourceRange] {
         let is_used = self
@@ -133,8 +135,8 @@ impl PortPlan {
         if is_used { &self.source_ranges } else { &[] }
     }
 
-    /// Returns this plan with the client ranges `programmed`, which are in the maps already. Without any,
-    /// restricted frontends are left out.
+    /// Returns this plan with its client ranges replaced by `programmed`, which are already in the maps. If
+    /// `programmed` is empty, restricted frontends are left out.
     #[must_use]
     pub fn with_source_ranges(&self, programmed: &[SourceRange]) -> Self {
         let mut plan = self.clone();
@@ -147,9 +149,9 @@ impl PortPlan {
         plan
     }
 
-    /// Returns this plan with only the frontends and backends that the maps have already, and with only one
-    /// slot per backend if `slots_are_short`. This needs no additional map entries, so it can be written when
-    /// the maps are full.
+    /// Returns this plan with only the frontends and backends that are already in the maps, and with only one
+    /// slot per backend if `slots_are_short`. The result needs no additional map entries, so it can be
+    /// written even when the maps are full.
     #[must_use]
     pub fn reduced_to(
         &self,
@@ -174,23 +176,25 @@ impl PortPlan {
     }
 }
 
-/// The plan of one frontend.
+/// The plan for one frontend.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FrontendPlan {
-    /// The kind of the address.
+    /// The kind of address.
     pub kind: FrontendKind,
-    /// The traffic policy for sockets of this node, including those of its pods.
+    /// The traffic policy for sockets on this node, including those in its pods.
     pub socket_policy: TrafficPolicy,
     /// The traffic policy for packets from outside this node.
     pub packet_policy: TrafficPolicy,
-    /// True if sockets of the host may use the frontend, if it is restricted; `None` if their source address
-    /// is unknown.
+    /// True if the host's sockets may use the frontend, which is always so unless it is restricted; `None` if
+    /// their source address is unknown.
     pub admits_host: Option<bool>,
-    /// True if a process of this node listens on the address itself, so that sockets are not translated.
+    /// True if a process on this node listens on the frontend's address itself, so that sockets are not
+    /// translated.
     pub has_listener: bool,
 }
 
-/// The kind of a frontend's address. If several Services have the address, the first kind in this order wins.
+/// The kind of a frontend's address. If several Services have the same address, the first kind in this order
+/// wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum FrontendKind {
     /// A cluster IP.
@@ -199,32 +203,32 @@ pub enum FrontendKind {
     LoadBalancerIp,
     /// An address in `spec.externalIPs`.
     ExternalIp,
-    /// An address of this node with a node port.
+    /// One of this node's addresses, with a node port.
     NodePort,
 }
 
-/// The inputs of a plan that come from this node and its config.
+/// The inputs to a plan that come from this node and its config.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NodeInfo {
     /// The name of this node's Node object.
     pub name: Arc<str>,
-    /// The zone of this node, if its Node object has one.
+    /// This node's zone, if its Node object has one.
     pub zone: Option<Arc<str>>,
-    /// The addresses of this node that serve node ports.
+    /// This node's addresses that serve node ports.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// The first internal address of each family in the Node object.
     pub primary_ips: BTreeSet<IpAddr>,
     /// The addresses of this node's links, except for loopback and link-local ones.
     pub link_addresses: BTreeSet<IpAddr>,
-    /// The algorithm for Services that select none.
+    /// The algorithm for Services that don't select one.
     pub default_algorithm: model::Algorithm,
 }
 
-/// The plans of a Service's ports. They are shared, since they are large compared to their names.
+/// The plans for a Service's ports. They are shared, since they are large compared with their names.
 pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 
 /// Plans a Service: each of its ports in each family of its cluster IPs. As in kube-proxy
-/// (`pkg/proxy/serviceport.go`, `newBaseServiceInfo`), an address of any other family is not served.
+/// (`pkg/proxy/serviceport.go`, `newBaseServiceInfo`), addresses of any other family are not served.
 #[must_use]
 pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
     let service = &state.service;
@@ -245,7 +249,7 @@ pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
     plans
 }
 
-/// Returns true if sockets of the protocol can be translated: the kernel has no connect hook for SCTP.
+/// Returns true if sockets that use this protocol can be translated: the kernel has no connect hook for SCTP.
 fn is_supported(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
@@ -296,7 +300,7 @@ fn plan_port(
     }
 }
 
-/// Returns true if a frontend has the policy, for sockets or packets.
+/// Returns true if any frontend has this policy, for sockets or for packets.
 fn has_policy(frontends: &LiteMap<FrontendKey, FrontendPlan>, policy: TrafficPolicy) -> bool {
     let mut policies = frontends
         .values()
@@ -304,8 +308,8 @@ fn has_policy(frontends: &LiteMap<FrontendKey, FrontendPlan>, policy: TrafficPol
     policies.any(|used| used == policy)
 }
 
-/// Returns the frontends of a port in the family of the cluster IP `ip`. An address of several kinds gets the
-/// first kind.
+/// Returns a port's frontends in the address family of the cluster IP `ip`. An address that is of several
+/// kinds gets the first of these kinds.
 fn frontends_of_port(
     service: &model::Service,
     ip: IpAddr,
@@ -318,7 +322,7 @@ fn frontends_of_port(
     let frontend = |kind, ip| {
         let (socket_policy, packet_policy) = match kind {
             FrontendKind::ClusterIp => (service.internal_policy, service.internal_policy),
-            // As in kube-proxy, traffic from this node is not external.
+            // As in kube-proxy, traffic from this node does not count as external.
             FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp | FrontendKind::NodePort => {
                 (TrafficPolicy::Cluster, service.external_policy)
             }
@@ -359,8 +363,8 @@ fn frontends_of_port(
     frontends
 }
 
-/// Returns the frontends in a Service's plan. If several Services have a frontend, the one with the smallest
-/// rank owns it.
+/// Returns the frontends in a Service's plan. If several Services have the same frontend, the one with the
+/// lowest rank owns it.
 pub fn frontend_claims(
     state: &ServiceState,
     plan: &ServicePlan,

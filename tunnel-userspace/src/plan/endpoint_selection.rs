@@ -14,17 +14,17 @@ use crate::model::{Endpoint, EndpointSlice, Family, Hints, Weights};
 /// The endpoints of a service port that get traffic.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct SelectedEndpoints {
-    /// The endpoints for new connections with policy Cluster.
+    /// The endpoints for new connections under traffic policy `Cluster`.
     pub(super) cluster: BTreeSet<BackendTarget>,
-    /// The endpoints for new connections with policy Local.
+    /// The endpoints for new connections under traffic policy `Local`.
     pub(super) local: BTreeSet<BackendTarget>,
-    /// The endpoints that serve open connections, also if they get no new ones.
+    /// The endpoints that serve open connections, even if they get no new ones.
     pub(super) serving: BTreeSet<BackendTarget>,
     /// The weight of each endpoint; empty if the Service has no weights.
     pub(super) weights: BTreeMap<BackendTarget, u32>,
 }
 
-/// Selects the endpoints of a service port, which is given by its name and protocol.
+/// Selects the endpoints of the service port with a given name and protocol.
 pub(super) fn select_endpoints(
     slices: &[Arc<EndpointSlice>],
     family: Family,
@@ -64,15 +64,15 @@ pub(super) fn select_endpoints(
     }
 }
 
-/// Returns all endpoints of a service port, which is given by its name and protocol. Port numbers come from
-/// the slices, and may differ between them. If several slices have the same address and port, an endpoint
-/// that isn't terminating has precedence (kube-proxy `pkg/proxy/endpointslicecache.go`).
+/// Returns all endpoints of the service port with a given name and protocol. Port numbers come from the
+/// slices, and may differ between slices. If several slices have the same address and port, an endpoint that
+/// isn't terminating takes precedence (kube-proxy `pkg/proxy/endpointslicecache.go`).
 pub(super) fn endpoints_of_port<'a>(
     slices: &'a [Arc<EndpointSlice>],
     family: Family,
     (name, protocol): (&str, Protocol),
 ) -> BTreeMap<BackendTarget, &'a Endpoint> {
-    // The greatest has precedence.
+    // The endpoint with the greatest value takes precedence.
     let order = |endpoint: &Endpoint| (!endpoint.terminating, endpoint.ready, endpoint.serving);
     let mut found: BTreeMap<BackendTarget, &Endpoint> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
@@ -101,11 +101,12 @@ fn fallback_if_empty(
     if set.is_empty() { other() } else { set }
 }
 
-/// A function that returns true if the hints of an endpoint select it for this node.
+/// A function that returns true if an endpoint's hints select it for this node.
 type HintFilter = fn(&NodeInfo, &Hints) -> bool;
 
-/// Chooses the kind of topology hints to apply: those for nodes, those for zones, or none. Hints of a kind
-/// apply if every ready endpoint has some, and at least one of these endpoints is selected for this node.
+/// Chooses which kind of topology hints to apply: those for nodes, those for zones, or none. A kind applies
+/// if every ready endpoint has hints of this kind, and the hints select at least one of these endpoints for
+/// this node.
 fn choose_hint_filter<'a>(
     ready: impl Iterator<Item = &'a &'a Endpoint>,
     node_info: &NodeInfo,

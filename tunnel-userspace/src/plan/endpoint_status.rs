@@ -1,4 +1,4 @@
-//! The status of each endpoint on this node: active or not, and the reason, for operators.
+//! The status that each endpoint has for this node: active or not, and the reason. For operators.
 
 use std::collections::BTreeSet;
 
@@ -7,29 +7,29 @@ use tunnel_common::addr::Protocol;
 use super::{BackendTarget, NodeInfo, PortPlan, endpoint_selection, has_policy};
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
-/// The status of an endpoint on this node.
+/// The status that an endpoint has for this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct EndpointStatus<'a> {
     /// The address and port.
     pub target: BackendTarget,
-    /// The endpoint in its slice.
+    /// The endpoint, as found in its slice.
     pub endpoint: &'a Endpoint,
-    /// True if the endpoint gets new connections with policy Cluster.
+    /// True if the endpoint gets new connections under traffic policy `Cluster`.
     pub cluster: bool,
-    /// True if the endpoint gets new connections with policy Local.
+    /// True if the endpoint gets new connections under traffic policy `Local`.
     pub local: bool,
-    /// The weight.
+    /// The endpoint's weight.
     pub weight: u32,
-    /// The reason for which the endpoint gets new connections, or none.
+    /// The reason why the endpoint gets new connections, or why it gets none.
     pub reason: EndpointReason,
 }
 
-/// The reason for which an endpoint gets new connections (active), or none (inactive).
+/// The reason why an endpoint gets new connections (active), or why it gets none (inactive).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum EndpointReason {
     /// Active: the endpoint is ready.
     Ready,
-    /// Active: the endpoint is terminating, but still serves, and no endpoint is ready.
+    /// Active: the endpoint is terminating but still serving, and no endpoint is ready.
     TerminatingFallback,
     /// Inactive: the endpoint is not ready.
     NotReady,
@@ -39,14 +39,14 @@ pub enum EndpointReason {
     ExcludedByHints,
     /// Inactive: topology keys restrict the Service to other endpoints.
     ExcludedByTopologyKeys,
-    /// Inactive: the weight of the endpoint is 0, and others have a greater one.
+    /// Inactive: the endpoint's weight is 0, and others have a greater weight.
     ZeroWeight,
-    /// Inactive: the endpoint is on another node, and every policy is Local.
+    /// Inactive: the endpoint is on another node, and every traffic policy is `Local`.
     OnOtherNode,
 }
 
 impl EndpointReason {
-    /// Returns the text for operators.
+    /// Returns the text that operators see.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -66,8 +66,8 @@ impl EndpointReason {
     }
 }
 
-/// Returns the status of all endpoints of a service port, which is given by its name and protocol, in the
-/// order of their addresses. `plan` must be that of `restricted`, the Service with only the endpoints that
+/// Returns the status of every endpoint of the service port with a given name and protocol, in order of
+/// address. `plan` must be the plan for `restricted`, which is the Service with only the endpoints that
 /// [`super::NodePools`] permits.
 #[must_use]
 pub fn endpoint_statuses<'a>(
@@ -118,8 +118,8 @@ pub fn endpoint_statuses<'a>(
         .collect()
 }
 
-/// Returns the reason for which an endpoint is inactive. `is_permitted` is true if a policy of the service
-/// port permits endpoints on the endpoint's node.
+/// Returns the reason why an endpoint is inactive. `is_permitted` is true if one of the service port's
+/// traffic policies permits endpoints on the endpoint's node.
 const fn inactive_reason(endpoint: &Endpoint, is_permitted: bool) -> EndpointReason {
     match (endpoint.ready, endpoint.is_fallback()) {
         (false, false) => EndpointReason::NotReady,

@@ -1,5 +1,5 @@
 //! The owners of external IPs. With `service.externalIPs: owned`, an external IP is served only if a Node or
-//! a load balancer owns it, so that a Service can't take over the address of another host (CVE-2020-8554).
+//! a load balancer owns it, so that a Service can't take over another host's address (CVE-2020-8554).
 
 use std::{
     borrow::Cow,
@@ -15,16 +15,16 @@ use crate::model::{ExternalIps, Kind, Node, ObjectId, ObjectName, Service, Servi
 #[derive(Debug, Default)]
 pub struct ExternalIpOwners {
     rule: ExternalIps,
-    /// The addresses of Nodes, and those of Services' load balancers.
+    /// The addresses of Nodes and of Services' load balancers.
     owned: AddressIndex,
     /// The external IPs of Services.
     external_ips: AddressIndex,
-    /// Addresses that got their first owner, or lost their last one, since the last
+    /// Addresses that have gained their first owner or lost their last one since the last call to
     /// [`Self::take_changed_services`].
     changed: BTreeSet<IpAddr>,
 }
 
-/// An index of objects and their addresses, in both directions. No set is empty.
+/// An index of objects and their addresses, in both directions. None of the sets is ever empty.
 #[derive(Debug, Default)]
 struct AddressIndex {
     by_object: HashMap<ObjectId, BTreeSet<IpAddr>>,
@@ -32,8 +32,8 @@ struct AddressIndex {
 }
 
 impl AddressIndex {
-    /// Replaces the addresses of an object. Returns the addresses that got their first object, or lost their
-    /// last one.
+    /// Replaces the addresses of an object. Returns the addresses that have gained their first object or lost
+    /// their last one.
     fn set(&mut self, key: &ObjectId, new: BTreeSet<IpAddr>) -> Vec<IpAddr> {
         let old = self.by_object.remove(key).unwrap_or_default();
         let mut changed = Vec::new();
@@ -61,7 +61,7 @@ impl AddressIndex {
 }
 
 impl ExternalIpOwners {
-    /// Creates an instance without any Node or Service.
+    /// Creates an instance with no Nodes or Services.
     #[must_use]
     pub fn new(rule: ExternalIps) -> Self {
         Self {
@@ -81,7 +81,7 @@ impl ExternalIpOwners {
         self.set_owned(&id, addresses.copied().collect());
     }
 
-    /// Applies the new state of a Service, which owns the addresses of its load balancer, also those that
+    /// Applies the new state of a Service, which owns its load balancer's addresses, including those that
     /// nodes don't translate.
     pub fn set_service(&mut self, name: &ObjectName, service: Option<&Service>) {
         if !self.is_enabled() {
@@ -96,7 +96,7 @@ impl ExternalIpOwners {
         self.external_ips.set(&id, wanted.collect());
     }
 
-    /// Returns the Services with an external IP that became served, or is no longer served, since the last
+    /// Returns the Services that have an external IP which has started or stopped being served since the last
     /// call.
     pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
         let changed = std::mem::take(&mut self.changed).into_iter();
@@ -104,13 +104,13 @@ impl ExternalIpOwners {
         affected.flatten().map(|id| id.name.clone()).collect()
     }
 
-    /// Returns the external IPs of a Service that are not served, since they have no owner.
+    /// Returns a Service's external IPs that are not served because they have no owner.
     pub fn unowned_ips<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = IpAddr> + 'a {
         let addresses = service.external_ips.iter().copied();
         addresses.filter(|address| !self.is_served(address))
     }
 
-    /// Returns the Service with only the external IPs that are served.
+    /// Returns a Service with only those of its external IPs that are served.
     #[must_use]
     pub fn without_unowned_ips<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
         if self.unowned_ips(&state.service).next().is_none() {
@@ -130,7 +130,7 @@ impl ExternalIpOwners {
         !self.is_enabled() || self.owned.by_address.contains_key(external_ip)
     }
 
-    /// Returns true if the config requires that external IPs have an owner.
+    /// Returns true if the config requires external IPs to have an owner.
     #[must_use]
     pub const fn is_enabled(&self) -> bool {
         matches!(self.rule, ExternalIps::Owned)
@@ -138,7 +138,7 @@ impl ExternalIpOwners {
 
     fn set_owned(&mut self, owner: &ObjectId, addresses: BTreeSet<IpAddr>) {
         for address in self.owned.set(owner, addresses) {
-            // If the address changed before, it has changed back now.
+            // If the address had changed before, it has now changed back.
             if !self.changed.remove(&address) {
                 self.changed.insert(address);
             }

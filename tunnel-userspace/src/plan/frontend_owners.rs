@@ -1,4 +1,4 @@
-//! The owner of each frontend, if several Services have the same address and port.
+//! The owner of each frontend, in case several Services have the same address and port.
 
 use std::collections::{BTreeSet, hash_map::Entry};
 
@@ -9,8 +9,9 @@ use tunnel_common::service::FrontendKey;
 use super::{FrontendKind, PortName};
 use crate::model::ObjectName;
 
-/// The rank of a service port among those that have the same frontend; the smallest rank owns it. Ranks are
-/// compared by the kind of address, then by the creation time of the Service, then by the name of the port.
+/// The rank of a service port among those that have the same frontend; the port with the lowest rank owns it.
+/// Service ports are ranked by the kind of address, then by the Service's creation time, then by the port's
+/// name.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct ClaimRank {
     kind: FrontendKind,
@@ -18,7 +19,8 @@ pub struct ClaimRank {
 }
 
 impl ClaimRank {
-    /// Returns the rank for an address of this kind. A Service without a creation time is the youngest.
+    /// Returns the rank for an address of this kind. A Service without a creation time counts as the
+    /// youngest.
     #[must_use]
     pub fn new(kind: FrontendKind, created: Option<i64>) -> Self {
         Self {
@@ -37,7 +39,7 @@ pub struct FrontendOwners {
 }
 
 impl FrontendOwners {
-    /// Reserves memory for this number of Services, if there are none yet.
+    /// Reserves memory for this many Services, if there are none yet.
     pub fn reserve(&mut self, services: usize) {
         if self.by_service.is_empty() {
             self.by_service.reserve(services);
@@ -45,7 +47,8 @@ impl FrontendOwners {
         }
     }
 
-    /// Replaces the frontends of a Service. Returns the other Services that won or lost a frontend.
+    /// Replaces the frontends that a Service claims. Returns the other Services that gained or lost a
+    /// frontend.
     pub fn set_claims(
         &mut self,
         service: &ObjectName,

@@ -1,4 +1,4 @@
-//! The health checks of Services, by which load balancers find nodes with ready endpoints (kube-proxy
+//! The health checks of Services, which load balancers use to find nodes with ready endpoints (kube-proxy
 //! `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
@@ -15,20 +15,20 @@ use crate::model::{Family, ObjectName, ServiceState};
 pub struct HealthCheck {
     /// The port of the health check, in host byte order.
     pub port: u16,
-    /// The number of addresses of ready endpoints on this node, for each family of the Service's cluster
-    /// IPs.
+    /// For each family of the Service's cluster IPs, the number of addresses that the ready endpoints on this
+    /// node have.
     pub ready_endpoints: BTreeMap<Family, usize>,
-    /// The UID of the Service, if known.
+    /// The Service's UID, if known.
     pub uid: Option<Arc<str>>,
-    /// The creation time of the Service, in seconds since the epoch. A Service without one is the youngest.
+    /// The Service's creation time, in seconds since the epoch. A Service without one counts as the youngest.
     pub created: Option<i64>,
 }
 
 /// Returns the health check of a Service, if it has one.
 ///
-/// Endpoints of all ports in the slices are counted, also of ports that the Service doesn't have (kube-proxy
+/// Endpoints of all ports in the slices are counted, even of ports that the Service doesn't have (kube-proxy
 /// `pkg/proxy/endpointschangetracker.go`, `getLocalReadyEndpointIPs`). A terminating endpoint isn't counted,
-/// although it may get traffic, so that load balancers stop using this node in time.
+/// although it may still get traffic, so that load balancers stop using this node in time.
 #[must_use]
 pub fn plan_health_check(state: &ServiceState, node_info: &NodeInfo) -> Option<HealthCheck> {
     let service = &state.service;
@@ -83,13 +83,13 @@ pub struct HealthChecks {
 pub struct HealthCheckListeners {
     /// The Service that each listener serves.
     pub owners: BTreeMap<SocketAddr, ObjectName>,
-    /// The Services with a port that another Service owns, and that Service.
+    /// The Services whose port another Service owns, each with that owner.
     pub losers: BTreeMap<ObjectName, ObjectName>,
 }
 
 impl HealthChecks {
-    /// Returns the listeners. If several Services have the same port in a family, the oldest one owns it, or
-    /// the first by namespace and name if they are equally old.
+    /// Returns the listeners. If several Services have the same port in a family, the oldest one owns it; if
+    /// they are equally old, the first by namespace and name does.
     #[must_use]
     pub fn listeners(&self) -> HealthCheckListeners {
         let mut services: Vec<_> = self.services.iter().collect();

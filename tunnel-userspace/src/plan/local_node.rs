@@ -20,24 +20,24 @@ pub enum NodePortAddresses {
     Primary,
     /// Loopback addresses.
     Localhost,
-    /// The addresses in a network: its address and prefix length.
+    /// The addresses in the network with this address and prefix length.
     Range(IpAddr, u8),
 }
 
-/// The state of this node: the parts of its Node object, and of its links.
+/// The state of this node, taken from its Node object and its links.
 #[derive(Debug, Default)]
 pub struct LocalNode {
     /// The configured addresses for node ports.
     node_port_config: Vec<NodePortAddresses>,
     zone: Option<Arc<str>>,
-    /// The first address of each family in its Node object.
+    /// The first address of each family in this node's Node object.
     primary_ips: BTreeSet<IpAddr>,
-    /// All addresses of its links.
+    /// All addresses of this node's links.
     link_addresses: BTreeSet<IpAddr>,
 }
 
 impl LocalNode {
-    /// Creates an instance without a Node object and without links.
+    /// Creates an instance with no Node object and no links.
     #[must_use]
     pub fn new(node_port_config: Vec<NodePortAddresses>) -> Self {
         Self {
@@ -46,7 +46,8 @@ impl LocalNode {
         }
     }
 
-    /// Applies the new Node object of this node. If it was deleted, the last zone and addresses stay.
+    /// Applies the new state of this node's Node object. If the object was deleted, keeps the last zone and
+    /// addresses.
     pub fn set_node(&mut self, node: Option<&Node>) {
         let Some(node) = node else { return };
         let zone = node.labels.get(ZONE_LABEL).filter(|zone| !zone.is_empty());
@@ -66,7 +67,7 @@ impl LocalNode {
         self.link_addresses = addresses;
     }
 
-    /// Returns the new inputs of plans, if they differ from `node_info`.
+    /// Returns the new inputs to plans, if they differ from `node_info`.
     #[must_use]
     pub fn changed_info(&self, node_info: &NodeInfo) -> Option<NodeInfo> {
         let now = NodeInfo {
@@ -80,7 +81,7 @@ impl LocalNode {
     }
 
     /// Returns the addresses of the links, except for loopback and link-local ones. Link-local addresses
-    /// change whenever a pod starts or ends.
+    /// change whenever a pod starts or stops.
     fn reachable_addresses(&self) -> BTreeSet<IpAddr> {
         let is_of_link = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => ip.is_link_local(),
@@ -93,8 +94,9 @@ impl LocalNode {
             .collect()
     }
 
-    /// Returns the addresses to listen on for health checks. They are those of node ports, except for
-    /// link-local ones. If node ports use all addresses of a family, it is the unspecified address.
+    /// Returns the addresses to listen on for health checks. They are the addresses that serve node ports,
+    /// except for link-local ones. If all addresses of a family serve node ports, the unspecified address
+    /// takes their place.
     #[must_use]
     pub fn health_addresses(&self) -> BTreeSet<IpAddr> {
         use NodePortAddresses::{All, Range};
@@ -111,7 +113,7 @@ impl LocalNode {
         all.into_iter().filter(is_all).chain(some).collect()
     }
 
-    /// Returns the addresses of the links that serve node ports.
+    /// Returns those of the links' addresses that serve node ports.
     fn node_port_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let is_wanted = move |ip: &IpAddr| {
             let family = Family::of(*ip);
@@ -120,7 +122,7 @@ impl LocalNode {
         self.link_addresses.iter().copied().filter(is_wanted)
     }
 
-    /// Returns true if `is` accepts one of the configured entries for a family. Without any entry, all
+    /// Returns true if `is` accepts one of the configured entries for a family. If there are no entries, all
     /// addresses of the family serve node ports, so the result is true.
     fn has_entry_that(&self, family: Family, is: impl Fn(NodePortAddresses) -> bool) -> bool {
         let is_of = |ip: &IpAddr| Family::of(*ip) == family;
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
     use crate::model::fixture::{self, ip, ips};
 
-    /// Returns a node with these addresses for node ports.
+    /// Returns a node that is configured to use these addresses for node ports.
     fn local_node(wanted: &[NodePortAddresses]) -> LocalNode {
         let mut node = LocalNode::new(wanted.to_vec());
         node.set_node(Some(&Node {

@@ -1,10 +1,10 @@
-//! Counts service ports that have a policy Local, but no endpoint on this node. For metrics.
+//! Counts service ports that have traffic policy `Local` but no endpoint on this node, for metrics.
 
 use super::{FrontendKind, PortPlan, ServicePlan};
 use crate::model::{PerFamily, TrafficPolicy};
 
-/// The number of service ports with a policy Local that have endpoints, but none on this node (kube-proxy's
-/// `sync_proxy_rules_no_local_endpoints_total`).
+/// The number of service ports with traffic policy `Local` that have endpoints, but none on this node
+/// (kube-proxy's `sync_proxy_rules_no_local_endpoints_total`).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct NoLocalEndpoints {
     /// Service ports with `internalTrafficPolicy: Local`.
@@ -13,7 +13,8 @@ pub struct NoLocalEndpoints {
     pub external: usize,
 }
 
-/// Counts the service ports of a Service that have endpoints, but none for a policy Local, by family.
+/// Counts, by family, a Service's ports with traffic policy `Local` that have endpoints, but none on this
+/// node.
 #[must_use]
 pub fn count_no_local_endpoints(plan: &ServicePlan) -> PerFamily<NoLocalEndpoints> {
     let mut counts = PerFamily::<NoLocalEndpoints>::default();

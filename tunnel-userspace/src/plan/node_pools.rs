@@ -1,5 +1,5 @@
-//! Services that `openyurt.io/topologyKeys` restricts to endpoints of this node, or of its node pool
-//! (OpenYurt `pkg/yurthub/filter/servicetopology/filter.go`).
+//! Services that `openyurt.io/topologyKeys` restricts to endpoints on this node or in its node pool (OpenYurt
+//! `pkg/yurthub/filter/servicetopology/filter.go`).
 
 use std::{
     borrow::Cow,
@@ -12,24 +12,24 @@ use crate::model::{
     ServiceState, TopologyKeys,
 };
 
-/// The pools of Nodes, and the Services that are restricted to the pool of this node. Empty if the config
+/// The pools that Nodes are in, and the Services that are restricted to this node's pool. Empty if the config
 /// ignores topology keys.
 #[derive(Debug)]
 pub struct NodePools {
     rule: TopologyKeys,
-    /// The name of this node.
+    /// This node's name.
     own_name: Arc<str>,
-    /// The pool of each Node, except for Nodes without one.
+    /// The pool that each Node is in, except for Nodes that are in none.
     pools: HashMap<Arc<str>, Arc<str>>,
-    /// The Services that are restricted to a pool.
+    /// The Services that are restricted to this node's pool.
     pool_services: BTreeSet<ObjectName>,
-    /// True if a Node joined or left the pool of this node since the last
+    /// True if a Node has joined or left this node's pool since the last call to
     /// [`Self::take_changed_services`].
     has_changed: bool,
 }
 
 impl NodePools {
-    /// Creates an instance without any Node.
+    /// Creates an instance with no Nodes.
     #[must_use]
     pub fn new(rule: TopologyKeys, own_name: Arc<str>) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl NodePools {
         }
     }
 
-    /// Applies the new state of a Node. If the object of this node is deleted, its last pool stays.
+    /// Applies the new state of a Node. If this node's own object is deleted, this node keeps its last pool.
     pub fn set_node(&mut self, name: &ObjectName, node: Option<&Node>) {
         let is_own = name.name == self.own_name;
         if !self.is_enabled() || is_own && node.is_none() {
@@ -70,7 +70,8 @@ impl NodePools {
         };
     }
 
-    /// Returns the Services to plan again, since the Nodes of this node's pool changed since the last call.
+    /// Returns the Services that must be planned again because the Nodes in this node's pool have changed
+    /// since the last call.
     pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
         let changed = std::mem::take(&mut self.has_changed).then(|| self.pool_services.clone());
         changed.unwrap_or_default()
@@ -84,7 +85,7 @@ impl NodePools {
             return Cow::Borrowed(state);
         };
         let own_pool = self.own_pool().filter(|_| keep_to == EndpointScope::Pool);
-        // If this node has no pool, the restriction is to this node.
+        // If this node is in no pool, only endpoints on this node are permitted.
         let is_permitted = |endpoint: &Endpoint| match (&endpoint.node, own_pool) {
             (Some(node), Some(own_pool)) => self.pools.get(node) == Some(own_pool),
             (Some(node), None) => *node == self.own_name,
@@ -99,12 +100,12 @@ impl NodePools {
         })
     }
 
-    /// Returns the restriction of a Service, unless the config ignores it.
+    /// Returns a Service's restriction, unless the config ignores restrictions.
     fn restriction(&self, service: &Service) -> Option<EndpointScope> {
         service.endpoint_scope.filter(|_| self.is_enabled())
     }
 
-    /// Returns the pool of this node.
+    /// Returns this node's pool.
     fn own_pool(&self) -> Option<&Arc<str>> {
         self.pools.get(&self.own_name)
     }
@@ -114,7 +115,7 @@ impl NodePools {
     }
 }
 
-/// Returns a slice with only the wanted endpoints, which may be none.
+/// Returns a slice with only its wanted endpoints; there may be none.
 fn retain_endpoints(
     slice: &Arc<EndpointSlice>,
     wanted: impl Fn(&Endpoint) -> bool,

@@ -1,5 +1,5 @@
-//! Distributes the slots of a set to its backends. A backend of greater weight gets more slots, so that the
-//! kernel programs need no weights.
+//! Distributes the slots of a backend set among its backends. A backend with a greater weight gets more
+//! slots, so that the kernel programs need no weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use tunnel_common::select;
 use super::BackendTarget;
 use crate::model::Algorithm;
 
-/// Returns the backend of each slot of a set. If all backends have weight 0, the weights are ignored.
+/// Returns the backend for each slot in a set. If all backends have weight 0, the weights are ignored.
 pub(super) fn distribute_slots(
     algorithm: Algorithm,
     targets: &BTreeSet<BackendTarget>,
@@ -31,7 +31,7 @@ pub(super) fn distribute_slots(
 }
 
 /// Gives each backend as many slots as its weight, after dividing the weights by their greatest common
-/// divisor. The slots of a backend are spread evenly, so that round-robin sends no bursts to it.
+/// divisor. A backend's slots are spread evenly, so that round-robin doesn't send it bursts of connections.
 fn spread_by_weight(weighted: &[(BackendTarget, u32)]) -> Vec<BackendTarget> {
     let divisor = weighted
         .iter()
@@ -40,7 +40,7 @@ fn spread_by_weight(weighted: &[(BackendTarget, u32)]) -> Vec<BackendTarget> {
         return weighted.iter().map(|(target, _)| *target).collect();
     }
     // Slot k of a backend with weight w has the ideal position (2k + 1) / 2w, between 0 and 1. The sort is
-    // stable, so that equal positions keep the order of the backends.
+    // stable, so that backends with equal positions stay in order.
     let mut turns: Vec<(u64, u64, BackendTarget)> = Vec::new();
     for (target, weight) in weighted {
         let weight = u64::from(weight / divisor);
@@ -63,12 +63,12 @@ const fn gcd(mut a: u32, mut b: u32) -> u32 {
 /// The sizes of Maglev tables: the largest prime below each power of two.
 const TABLE_SIZES: [usize; 7] = [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381];
 
-/// The minimum number of slots per backend, unless the largest table is too small for it. The share of a
-/// backend is then at most about 1 % too large.
+/// The minimum number of slots per backend, unless the largest table is too small for that. With this many
+/// slots, a backend's share is at most about 1 % too large.
 const SLOTS_PER_BACKEND: usize = 100;
 
 /// Computes a Maglev table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer",
-/// NSDI 2016, section 3.4): the backends take turns, each taking the next free slot of its own permutation. A
+/// NSDI 2016, section 3.4): the backends take turns, each taking the next free slot in its own permutation. A
 /// backend with a smaller weight skips some turns.
 fn maglev_table(weighted: &[(BackendTarget, u32)]) -> Vec<BackendTarget> {
     if weighted.len() <= 1 {
@@ -105,7 +105,7 @@ fn maglev_table(weighted: &[(BackendTarget, u32)]) -> Vec<BackendTarget> {
     table.into_iter().flatten().collect()
 }
 
-/// A backend, and its position in its permutation of the table.
+/// A backend, and its current position in its permutation of the table's slots.
 struct Permutation {
     target: BackendTarget,
     weight: u32,
@@ -126,12 +126,13 @@ impl Permutation {
             weight: *weight,
             credit: 0,
             position: hash(0) % size,
-            // Between 1 and the size, which is a prime number, so that the permutation has every slot.
+            // Greater than 0 and less than the size. Since the size is prime, the permutation contains every
+            // slot.
             skip: 1 + hash(1) % (size - 1),
         }
     }
 
-    /// Returns the next free slot of the permutation; `None` if the table is full.
+    /// Returns the next free slot in the permutation; `None` if the table is full.
     fn next_free<'a>(
         &mut self,
         table: &'a mut [Option<BackendTarget>],

@@ -1,7 +1,7 @@
-//! The clients that may use the addresses of a Service's load balancer, from `loadBalancerSourceRanges`.
-//! As in kube-proxy (`pkg/proxy/nftables/proxier.go`, chain `firewall-…`), other addresses of the Service
-//! are not restricted. A family without ranges, or with a range of all addresses (`IsZeroCIDR` in
-//! `pkg/proxy/serviceport.go`), isn't restricted either.
+//! The clients that may use the addresses of a Service's load balancer, as listed in
+//! `loadBalancerSourceRanges`. As in kube-proxy (`pkg/proxy/nftables/proxier.go`, chain `firewall-…`), the
+//! Service's other addresses are not restricted. A family that has no ranges, or has a range that covers all
+//! addresses (`IsZeroCIDR` in `pkg/proxy/serviceport.go`), isn't restricted either.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,9 +10,9 @@ use tunnel_common::{addr::Address, service::SourceRange};
 use super::NodeInfo;
 use crate::model::{self, Family};
 
-/// Returns the clients in a family that may use the addresses of the load balancer, as ascending and disjoint
-/// ranges; empty if all clients may. If this node may, the addresses of the load balancer are added: a node
-/// that has one of these addresses uses it as the source of its connects to it.
+/// Returns the clients in a family that may use the load balancer's addresses, as disjoint ranges in
+/// ascending order; empty if all clients may. If this node may, the load balancer's addresses are added: a
+/// node that has one of these addresses also connects to it from that address.
 pub(super) fn allowed_clients(
     service: &model::Service,
     family: Family,
@@ -38,14 +38,14 @@ pub(super) fn allowed_clients(
     merge(ranges)
 }
 
-/// Returns true if sockets of the host may use the address `vip`, which is restricted to these clients.
-/// Returns `None` if their source address is unknown, since the Node has no address in this family.
+/// Returns true if the host's sockets may use the address `vip`, which is restricted to these clients.
+/// Returns `None` if their source address is unknown because the Node has no address in this family.
 pub(super) fn admits_host(
     sources: &[SourceRange],
     vip: IpAddr,
     node_info: &NodeInfo,
 ) -> Option<bool> {
-    // A node that has the address itself also uses it as the source.
+    // A node that has the address itself also uses it as the source address.
     let local_vip = node_info.link_addresses.contains(&vip).then_some(vip);
     let is_of = |ip: &IpAddr| Family::of(*ip) == Family::of(vip);
     let source = local_vip.or_else(|| node_info.primary_ips.iter().copied().find(is_of))?;
@@ -61,9 +61,10 @@ fn contains(range: &SourceRange, ip: IpAddr) -> bool {
     (range.first..=range.last).contains(&Address::from_ip(ip))
 }
 
-/// Returns the addresses of a network. If the prefix length is too large, it is a single address.
+/// Returns the range of addresses in a network. If the prefix length is too large, the range is a single
+/// address.
 fn network_range(ip: IpAddr, length: u8) -> SourceRange {
-    // An IPv4 address follows 96 fixed bits in its IPv6 form.
+    // In the IPv6 form of an IPv4 address, 96 fixed bits come first.
     let before = if ip.is_ipv4() { 96 } else { 0 };
     let fixed = length.saturating_add(before);
     let open = u128::MAX.checked_shr(fixed.into()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Plans steering: the addresses and ports of edge nodes that are steered to the tunnel.
+//! Plans which addresses and ports of edge nodes are steered to the tunnel.
 
 mod port_lists;
 
@@ -16,20 +16,20 @@ use tunnel_common::{
 
 use crate::model::{ConfigMap, Node, ObjectName, Selector, SteeringTarget};
 
-/// The maximum number of addresses of a Node that are steered, per family. The kubelet of the node sets the
-/// addresses, and may be compromised.
+/// The maximum number of steered addresses per Node and family. There is a limit because the node's kubelet
+/// sets the addresses, and may be compromised.
 const MAX_ADDRESSES: usize = 4;
 
-/// The rules of steering.
+/// The rules for steering.
 #[derive(Clone, Debug)]
 pub struct SteeringRules {
-    /// The name of this node's Node object. If it is an edge node, nothing is steered.
+    /// The name of this node's Node object. If this node is an edge node, nothing is steered.
     pub own_node: String,
-    /// The selector of edge nodes.
+    /// The label selector for edge nodes.
     pub edge_selector: Selector,
-    /// The ConfigMap with further ports.
+    /// The name of the ConfigMap that lists further ports.
     pub config_map: ObjectName,
-    /// True for IPv4 and IPv6, respectively, if the family has a steering prefix.
+    /// True if the family has a steering prefix, for IPv4 and IPv6, respectively.
     pub families: [bool; 2],
 }
 
@@ -48,23 +48,23 @@ impl SteeringRules {
     }
 }
 
-/// An object, or a part of one, that is not steered, and the reason.
+/// An object, or a part of one, that is not steered, and the reason why.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct SteeringProblem {
-    /// The reason; problems are counted by reason.
+    /// The reason under which the problem is counted.
     pub reason: Reason,
-    /// The name of the Node, if the problem is with a Node.
+    /// The Node's name, if the problem is with a Node.
     pub node: Option<ObjectName>,
-    /// The object, and the field or entry in it.
+    /// The object, and the field or entry in it that has the problem.
     pub object: String,
-    /// The description of the problem.
+    /// A description of the problem.
     pub text: String,
 }
 
 /// The addresses and ports to steer, and the problems.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SteeringPlan {
-    /// The target of each steered address and port.
+    /// The target for each steered address and port.
     pub targets: BTreeMap<SteeringKey, SteeringTarget>,
     /// The number of edge nodes.
     pub edge_nodes: usize,
@@ -103,8 +103,8 @@ pub fn plan_steering(
     plan
 }
 
-/// Returns the owner of each address. If several Nodes have an address, cloud nodes have precedence, since
-/// connects to them must not be steered, then the oldest Node, then the first by name.
+/// Returns the owner of each address. If several Nodes have the same address, cloud nodes take precedence,
+/// since connections to them must not be steered; next comes the oldest Node, then the first by name.
 fn address_owners<'a>(
     nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
     rules: &SteeringRules,
@@ -124,8 +124,8 @@ fn address_owners<'a>(
     owners
 }
 
-/// Returns the addresses of a Node that can be steered. Adds a problem for each address that is invalid, is
-/// owned by another Node, or exceeds the limit.
+/// Returns those of a Node's addresses that can be steered. Adds a problem for each address that is invalid,
+/// belongs to another Node, or exceeds the limit.
 fn steerable_addresses(
     node: &Node,
     owners: &BTreeMap<IpAddr, (bool, i64, &ObjectName)>,

@@ -10,7 +10,8 @@ fn name(name: &str) -> ObjectName {
     ObjectName::new("default", name)
 }
 
-/// Returns a Service with external IPs, and with load balancer addresses that nodes translate or don't.
+/// Returns a Service with external IPs, with load balancer addresses that nodes translate, and with ones that
+/// they don't.
 fn service(external: &[&str], served: &[&str], unserved: &[&str]) -> Service {
     Service {
         external_ips: ips(external),

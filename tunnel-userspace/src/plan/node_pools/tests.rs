@@ -14,7 +14,7 @@ fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
     (node.name.clone(), node)
 }
 
-/// Returns the pools for node `a` as this node, with these Nodes, each in a pool or none.
+/// Returns the node pools as seen by node `a`. Each of these Nodes is in the given pool, or in none.
 fn pools(nodes: &[(&str, Option<&str>)]) -> NodePools {
     let mut pools = NodePools::new(TopologyKeys::Honor, "a".into());
     set_nodes(&mut pools, nodes);
@@ -36,7 +36,7 @@ fn service(keep_to: Option<EndpointScope>) -> Service {
     }
 }
 
-/// Returns a Service with a slice of each family, and with an endpoint on each node in each slice.
+/// Returns a Service with one slice per family, each with an endpoint on every one of these nodes.
 fn state(keep_to: Option<EndpointScope>, nodes: &[Option<&str>]) -> ServiceState {
     let slice = |(family, net): (Family, &str)| {
         let endpoint = |(last, node): (usize, &Option<&str>)| Endpoint {

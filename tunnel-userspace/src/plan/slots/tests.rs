@@ -3,7 +3,7 @@ use tunnel_common::addr::{Address, Port};
 
 use super::*;
 
-/// Returns a backend by its number.
+/// Returns the backend with this number.
 fn target(number: u8) -> BackendTarget {
     let ip = std::net::Ipv4Addr::new(10, 1, 0, number);
     BackendTarget {
@@ -12,7 +12,7 @@ fn target(number: u8) -> BackendTarget {
     }
 }
 
-/// Returns the slots of a set of backends with these weights: the number of the backend in each.
+/// Returns the number of the backend in each slot of a set whose backends have these weights.
 fn slots(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
     let targets: Vec<_> = (0_u8..).map(target).take(weights.len()).collect();
     let weights = targets
@@ -87,8 +87,8 @@ fn removing_a_backend_changes_few_other_slots_of_a_maglev_table() {
     let (kept, changed): (Vec<_>, Vec<_>) = kept.partition(|(old, new)| old == new);
 
     assert_eq!(before.len(), after.len());
-    // Section 5.3 of the paper: a few per cent of the other slots change. With a hash modulo the number of
-    // backends, 90 % would.
+    // According to section 5.3 of the paper, a few per cent of the other slots change. With a hash modulo the
+    // number of backends, 90 % would.
     let share = 100 * changed.len() / (changed.len() + kept.len());
     assert!(share < 15, "{share} % changed");
 }

@@ -80,7 +80,7 @@ fn range_of(ip: u32, length: u8) -> (IpAddr, u8) {
 proptest! {
     #[test]
     fn merged_ranges_contain_the_same_addresses(
-        // Few different networks, so that some overlap or are adjacent.
+        // There are only a few different networks, so that some overlap or are adjacent.
         ranges in prop::collection::vec((0..64_u32, 26..=32_u8), 1..12),
         probe in 0..64_u32,
     ) {

@@ -1,4 +1,4 @@
-//! The ports that are steered: those of kubelets, and those in the ConfigMap of yurt-tunnel (OpenYurt v1.7.0
+//! The ports that are steered: the kubelet's ports, and those in yurt-tunnel's ConfigMap (OpenYurt v1.7.0
 //! `pkg/yurttunnel/util/util.go`, `trafficforward/iptables`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,11 +8,11 @@ use tunnel_common::reason::Reason;
 use super::SteeringProblem;
 use crate::model::ConfigMap;
 
-/// The ports of the kubelet, which are always steered.
+/// The kubelet's ports, which are always steered.
 const KUBELET_PORTS: [u16; 2] = [10_250, 10_255];
-/// The maximum number of ports in the ConfigMap.
+/// The maximum number of ports that the ConfigMap can add.
 const MAX_PORTS: usize = 128;
-/// The only valid destination in `dnat-ports-pair`: the plain HTTP port of yurt-tunnel-server.
+/// The only valid destination port in `dnat-ports-pair`: yurt-tunnel-server's plain HTTP port.
 const HTTP_LISTENER_PORT: u16 = 10_264;
 
 const DNAT_KEY: &str = "dnat-ports-pair";
@@ -20,8 +20,8 @@ const HTTP_KEY: &str = "http-proxy-ports";
 const HTTPS_KEY: &str = "https-proxy-ports";
 const LOCALHOST_KEY: &str = "localhost-proxy-ports";
 
-/// Returns the steered ports, each with true if the agent must dial its loopback address. Invalid entries of
-/// the ConfigMap are left out, and added to the problems.
+/// Returns the steered ports, each with true if the agent must dial it on the loopback address. Leaves out
+/// invalid entries in the ConfigMap, and adds them to the problems.
 pub(super) fn read_ports(
     config_map: Option<&ConfigMap>,
     problems: &mut BTreeSet<SteeringProblem>,
@@ -49,7 +49,7 @@ pub(super) fn read_ports(
     for port in lists.parse_list(LOCALHOST_KEY, parse_port) {
         ports.insert(port, true);
     }
-    // The limit doesn't apply to the kubelet's ports, so that a long list can't remove them.
+    // The limit doesn't apply to the kubelet's ports, so that a long list can't displace them.
     let excess: Vec<u16> = ports
         .keys()
         .copied()
@@ -71,7 +71,7 @@ pub(super) fn read_ports(
     ports
 }
 
-/// Parses the port lists of the ConfigMap.
+/// A parser for the port lists in the ConfigMap.
 struct PortLists<'a> {
     config_map: &'a ConfigMap,
     problems: &'a mut BTreeSet<SteeringProblem>,

@@ -49,7 +49,7 @@ fn targets(plan: &SteeringPlan) -> Vec<String> {
     texts
 }
 
-/// Returns the targets of a kubelet at an address of a node.
+/// Returns the targets for a kubelet at one of a node's addresses.
 fn kubelet(node: &str, address: &str) -> [String; 2] {
     [10_250, 10_255].map(|port| format!("{node} ({address}:{port})"))
 }

@@ -1,9 +1,9 @@
-//! The status of endpoints, with its reason.
+//! Tests the status of endpoints and the reason for it.
 
 use super::*;
 use crate::model::{Hints, TrafficPolicy, Weights};
 
-/// A function that makes an endpoint of another kind from a ready one.
+/// A function that turns a ready endpoint into one of another kind.
 type Kind = fn(Endpoint) -> Endpoint;
 
 const READY: Kind = |endpoint| endpoint;
@@ -12,7 +12,7 @@ const UNREADY: Kind = |endpoint| Endpoint {
     serving: false,
     ..endpoint
 };
-/// An endpoint that is terminating, but still serves.
+/// An endpoint that is terminating but still serving.
 const TERMINATING: Kind = |endpoint| Endpoint {
     ready: false,
     terminating: true,
@@ -40,7 +40,7 @@ fn hinted(endpoint: Endpoint, node: &str) -> Endpoint {
     }
 }
 
-/// Returns a Service with weight 0 for the endpoint `web-0`, and this weight for all others.
+/// Returns a Service that gives weight 0 to the endpoint `web-0`, and the weight `others` to all others.
 fn weighted(others: u32) -> Service {
     let weights = Weights {
         names: [("web-0".into(), 0)].into(),
@@ -53,7 +53,7 @@ fn weighted(others: u32) -> Service {
     }
 }
 
-/// Returns the reasons for endpoints of these kinds, in the order of their addresses.
+/// Returns the reasons for the statuses of endpoints of these kinds, in order of address.
 fn reasons(
     family: Family,
     service: &Service,

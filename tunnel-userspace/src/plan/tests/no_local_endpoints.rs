@@ -1,8 +1,8 @@
 use super::*;
 use crate::model::TrafficPolicy;
 
-/// Returns the counts, by internal and external policy, for a Service with a cluster IP and an external IP,
-/// and with endpoints on these nodes.
+/// Returns the counts for the internal and external policy of a Service that has a cluster IP, an external
+/// IP, and an endpoint on each of these nodes.
 fn counts(family: Family, policies: [TrafficPolicy; 2], nodes: &[&str]) -> [usize; 2] {
     let (cluster_ip, external_ip, net) = match family {
         Family::V4 => ("10.96.0.1", "192.0.2.1", "10.1.0."),
@@ -43,7 +43,7 @@ fn a_port_with_policy_local_and_only_remote_endpoints_is_counted() {
             ([Cluster, Local], elsewhere, [0, 1]),
             ([Cluster, Cluster], elsewhere, [0, 0]),
             ([Local, Local], &["node-a", "node-b"], [0, 0]),
-            // A service port without any endpoint is not counted.
+            // A service port without endpoints is not counted.
             ([Local, Local], &[], [0, 0]),
         ] {
             let found = counts(family, policies, nodes);

@@ -102,8 +102,8 @@ impl Instance {
         self.directory.join("bpffs/culvert")
     }
 
-    /// Returns the same directory, but as seen from outside the host's mount namespace, so that pins can be
-    /// opened.
+    /// Returns the directory that `bpf.bpffs` is set to, as seen from outside the host's mount namespace, so
+    /// that pins can be opened.
     #[must_use]
     pub fn bpffs(&self) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
@@ -267,12 +267,12 @@ impl Instance {
         self.daemon.logs()
     }
 
-    /// Returns the daemon's `/status`.
+    /// Returns the daemon's `/status`, parsed as JSON.
     pub fn status(&self) -> Result<serde_json::Value> {
         self.json("/status")
     }
 
-    /// Returns the daemon's `/services`.
+    /// Returns the daemon's `/services`, parsed as JSON.
     pub fn services(&self) -> Result<serde_json::Value> {
         self.json("/services")
     }
@@ -283,7 +283,7 @@ impl Instance {
             .with_context(|| format!("the response to {path} is not JSON"))
     }
 
-    /// Returns the daemon's `/metrics`.
+    /// Returns the text of the daemon's `/metrics`.
     pub fn metrics(&self) -> Result<String> {
         Ok(admin::get(&self.admin_socket(), "/metrics")?.body)
     }

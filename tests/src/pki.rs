@@ -53,9 +53,9 @@ pub struct CertifiedKey {
 /// The validity period of a certificate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Validity {
-    /// Valid now and for one more day.
+    /// Valid now and for another day.
     Current,
-    /// Valid now and for two more days.
+    /// Valid now and for another two days.
     Longer,
 }
 

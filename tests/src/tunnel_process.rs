@@ -66,7 +66,7 @@ pub struct CloudSettings {
 /// The settings of an agent.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentSettings {
-    /// The settings of the agent itself.
+    /// The agent's own settings.
     pub agent: agent::AgentSettings,
     pub certificate: IdentityFiles,
     pub session: SessionLimits,

@@ -37,7 +37,7 @@ use crate::report::{CommonOptions, Verdict, median, ratio, run_rounds, thousandt
 /// The first Service's ClusterIP, and the port of every Service.
 const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 16, 0));
 const PORT: u16 = 80;
-/// The Service whose endpoint changes, and its two endpoints.
+/// The Service whose endpoint changes, and the two endpoints that it alternates between.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 8, 8)), PORT);
 const PROBE_ENDPOINTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 129, 0, 1), Ipv4Addr::new(10, 129, 0, 2)];
 /// The first endpoint's address. All endpoint addresses are local to both hosts.
@@ -253,7 +253,7 @@ fn create_objects(cluster: &MinimalCluster, proxies: &[Proxy], services: u32) ->
     tunnel_cluster::run_concurrently(0..API_CONNECTIONS, create).map(drop)
 }
 
-/// Waits until a sample of the Services responds, and the probe Service too.
+/// Waits until the probe Service and a sample of the other Services respond.
 fn wait_for_all(sandbox: &Sandbox, services: u32) -> Result<()> {
     let step = usize::try_from((services / SAMPLED_SERVICES).max(1))?;
     let numbers = (0..services).step_by(step);

@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The options for drawing charts.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The directory with each benchmark's last run, named `<bench>.json`.
+    /// The directory that holds each benchmark's last run, as `<bench>.json`.
     #[arg(long, value_name = "DIRECTORY")]
     runs: PathBuf,
     /// The directory to write the charts to, as `bench-<bench>.svg`.

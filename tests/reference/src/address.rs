@@ -37,7 +37,7 @@ impl Family {
         }
     }
 
-    /// Returns how many bits an address has.
+    /// Returns the length of an address in bits.
     const fn bits(self) -> u32 {
         match self {
             Self::Ipv4 => 32,

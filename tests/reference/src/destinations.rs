@@ -18,7 +18,7 @@ pub(super) struct Destination {
     pub(super) port: u16,
 }
 
-/// Returns all addresses of one family, with their ports, at which a Service port is served.
+/// Returns all addresses and ports in one family at which a Service port is served.
 pub(super) fn destinations(
     cluster: &Cluster,
     here: &LocalNode,

@@ -18,7 +18,7 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-/// Makes `command` take these steps before exec, with `cpu` as the CPU to pin it to, if any.
+/// Adds these steps to `command`. If `cpu` is given, the child is pinned to it.
 pub(crate) fn add_pre_exec_steps(command: &mut Command, cpu: Option<u32>) -> Result<()> {
     let cpus = cpu.map(single_cpu).transpose()?;
     let parent = Pid::this();

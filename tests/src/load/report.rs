@@ -31,7 +31,7 @@ impl Occurrences {
     }
 }
 
-/// The durations of one kind of call.
+/// The latency distribution of one kind of call.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Latency {
     pub count: u64,

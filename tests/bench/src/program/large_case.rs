@@ -42,7 +42,7 @@ const PROBED_SERVICES: u32 = 200;
 /// down the next variant.
 const PAUSE_AFTER_RULES: Duration = Duration::from_secs(3);
 
-/// The factor by which rules are changed fewer times than files, since each change to the rules takes long.
+/// The number of file changes for each change to the rules, which is made less often because it takes long.
 const RULE_CHANGE_DIVISOR: u32 = 5;
 
 /// A variant of the large case: the format in which the Services are given.
@@ -80,7 +80,7 @@ pub(super) fn measure(options: &Options, variants: &[Variant]) -> Result<Vec<Vec
     })
 }
 
-/// Measures a daemon's start with the given files, and changes after that.
+/// Measures the start of a daemon with the given files, and then a series of changes.
 fn measure_files(options: &Options, files: Vec<Manifest>) -> Result<Sample> {
     let capacity = options.many.saturating_mul(2);
     let settings = InstanceSettings {

@@ -1,5 +1,5 @@
-//! The small case: starts and changes with a thousand Services, and the memory that an idle daemon uses with
-//! default settings.
+//! The small case: starting a daemon and making changes with a thousand Services, and the memory that an idle
+//! daemon uses with default settings.
 
 use std::{
     collections::BTreeMap,
@@ -43,11 +43,11 @@ const IDLE_AFTER: Duration = Duration::from_secs(2);
 /// The measurements of the small case.
 #[derive(Debug, Default)]
 pub(super) struct SmallCase {
-    /// The times from renaming the files, while the daemon is running.
+    /// The times from renaming the files, with the daemon running, until all Services are translated.
     pub(super) from_rename: Vec<Duration>,
-    /// The times from starting the daemon.
+    /// The times from starting the daemon until all Services are translated.
     pub(super) from_start: Vec<Duration>,
-    /// The changes to one endpoint.
+    /// The measured changes to one endpoint.
     pub(super) changes: Vec<Change>,
     /// The resident memory of idle daemons, in bytes.
     pub(super) resident: Vec<u64>,

@@ -64,7 +64,7 @@ pub fn io_error(error: &anyhow::Error) -> io::Error {
 /// The result of one request in a dialog.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Step {
-    /// The request, as given on the command line.
+    /// The request, in the form that [`dialog`] accepts.
     pub ask: String,
     /// The time that the request took, in milliseconds.
     pub took_ms: u64,

@@ -1,4 +1,4 @@
-//! Sends requests to the API server over one connection, so that each response can be timed.
+//! Sends requests to the API server over a single connection, so that each response can be timed.
 
 use std::{
     io::{BufReader, Write as _},
@@ -15,14 +15,14 @@ use tunnel_tests::{http::ResponseHead, pki::provider, sandbox::Sandbox};
 
 use super::pki::Pki;
 
-/// A connection of the administrator.
+/// A connection to the API server as the administrator.
 pub struct ApiClient {
     stream: BufReader<StreamOwned<ClientConnection, TcpStream>>,
     host: String,
 }
 
 impl ApiClient {
-    /// Connects from a sandbox.
+    /// Connects to the API server from a sandbox.
     pub(super) fn connect(from: &Sandbox, to: SocketAddr, pki: &Pki) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(pki.file("ca.crt"))?)?;
@@ -49,7 +49,7 @@ impl ApiClient {
         self.request("POST", path, "application/json", body)
     }
 
-    /// Changes an object by a JSON merge patch (RFC 7386).
+    /// Changes an object with a JSON merge patch (RFC 7386).
     pub fn patch(&mut self, path: &str, body: &str) -> Result<()> {
         self.request("PATCH", path, "application/merge-patch+json", body)
     }

@@ -1,9 +1,9 @@
-//! The objects that every cluster needs, in YAML.
+//! The objects that every cluster needs, as YAML.
 
 use super::DNS;
 
-/// Returns all objects: the role bindings of the API server's kubelet client and of kube-proxy, and the
-/// cluster's DNS, with which most specs of Kubernetes resolve the names of Services.
+/// Returns all objects: the role bindings for the API server's kubelet client and for kube-proxy, and the
+/// cluster's DNS, which most of Kubernetes' specs use to resolve the names of Services.
 pub(super) fn all() -> String {
     let bind = |name: &str, role: &str, user: &str| {
         format!(

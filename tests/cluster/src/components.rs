@@ -1,24 +1,24 @@
-//! Paths of the programs and images of a cluster, which `cargo xtask e2e` prepares.
+//! The paths of a cluster's programs and images, which `cargo xtask e2e` prepares.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Directories of programs in the tree of Debian packages.
+/// The directories that contain programs, in the tree of unpacked Debian packages.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["usr/sbin", "usr/bin", "sbin", "bin"];
-/// Directories of libraries in the tree of Debian packages.
+/// The directories that contain libraries, in the tree of unpacked Debian packages.
 const LIBRARY_DIRECTORIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// A directory with programs, an unpacked tree of Debian packages, and archives of images.
+/// A directory that contains programs, a tree of unpacked Debian packages, and image archives.
 #[derive(Clone, Debug)]
 pub struct Components {
     directory: PathBuf,
-    /// Value of `PATH` for programs of the cluster.
+    /// The value of `PATH` for the cluster's programs.
     search_path: String,
 }
 
 impl Components {
-    /// Opens the directory.
+    /// Opens the directory, and checks that its subdirectories exist.
     pub fn open(directory: &Path) -> Result<Self> {
         let directory = directory
             .canonicalize()
@@ -50,7 +50,7 @@ impl Components {
         self.path("bin").join(name).display().to_string()
     }
 
-    /// Returns the directory of CNI plugins.
+    /// Returns the directory that contains the CNI plugins.
     #[must_use]
     pub fn network_plugins(&self) -> PathBuf {
         self.path("debian/usr/lib/cni")
@@ -69,13 +69,13 @@ impl Components {
         Ok(images)
     }
 
-    /// Returns the directory of logs.
+    /// Returns the directory for logs.
     #[must_use]
     pub fn logs(&self) -> PathBuf {
         self.path("logs")
     }
 
-    /// Returns a command that prefers programs and libraries of the unpacked Debian packages.
+    /// Returns a command that prefers programs and libraries from the unpacked Debian packages.
     #[must_use]
     pub fn command(&self, argv: &[&str]) -> Vec<String> {
         let debian = self.path("debian");

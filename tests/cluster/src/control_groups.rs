@@ -1,23 +1,23 @@
-//! Creates the control groups of a node.
+//! Creates a node's cgroups.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{cgroup, lab::Lab};
 
-/// Creates the control group of a node in every hierarchy; returns its path relative to each of them.
+/// Creates a node's cgroup in every hierarchy; returns its path relative to the root of each hierarchy.
 pub(super) fn create(lab: &Lab, group: &str) -> Result<String> {
     let path = format!("{}/{group}", lab.name());
     let v1_hierarchies = cgroup::v1_mount_points()?;
     for hierarchy in &v1_hierarchies {
         cgroup::create(&hierarchy.join(&path))?;
-        // A new group of the cpuset controller has neither CPUs nor memory nodes.
+        // A new cgroup in the cpuset hierarchy has neither CPUs nor memory nodes.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             copy_from_root(hierarchy, &path, file)?;
         }
     }
     if v1_hierarchies.is_empty() {
-        // With only version 2, each level must enable the controllers of its children.
+        // If there is only cgroup v2, each level must enable the controllers for its children.
         let root = cgroup::mount_point()?;
         for level in ["", lab.name(), &path] {
             enable_controllers(&root.join(level))?;
@@ -26,7 +26,7 @@ pub(super) fn create(lab: &Lab, group: &str) -> Result<String> {
     Ok(format!("/{path}"))
 }
 
-/// Copies the content of a root group's file into the same file of each group in a path, if that is empty.
+/// Copies a file's content from the root cgroup to each cgroup along a path in which that file is empty.
 fn copy_from_root(hierarchy: &Path, path: &str, file: &str) -> Result<()> {
     let Ok(content) = fs::read_to_string(hierarchy.join(file)) else {
         return Ok(());
@@ -43,7 +43,7 @@ fn copy_from_root(hierarchy: &Path, path: &str, file: &str) -> Result<()> {
     Ok(())
 }
 
-/// Enables all controllers of a group for its children.
+/// Enables all of a cgroup's controllers for its children.
 fn enable_controllers(group: &Path) -> Result<()> {
     let controllers = fs::read_to_string(group.join("cgroup.controllers"))?;
     let changes: Vec<String> = controllers

@@ -1,4 +1,4 @@
-//! The control plane: etcd, the API server, the controllers and the scheduler.
+//! The control plane: etcd, the API server, the controller manager and the scheduler.
 
 use std::{fs, time::Duration};
 
@@ -12,18 +12,19 @@ use tunnel_tests::{
 
 use super::{SharedParts, kubectl::Kubectl, network};
 
-/// Time limit for the API server to become ready, on a busy machine.
+/// The time limit for the API server to become ready, even on a busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Ranges of ClusterIPs.
+/// The IPv4 and IPv6 ranges for ClusterIPs.
 const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:10:96::/112";
 
-/// Option of the controllers for the time after which a node without status updates is not ready, together
-/// with its pods and endpoints. The default of 50 s is too short for a spec that stops the API server for a
-/// minute, since no kubelet can then update its status.
+/// The controller manager's option for the time after which a node without status updates becomes not ready,
+/// along with its pods and endpoints. The default of 50 s is too short for a spec that stops the API server
+/// for a minute, during which no kubelet can update its status.
 const NODE_GRACE_PERIOD: &str = "--node-monitor-grace-period=10m";
 
-/// Audit policy that logs the requests of service accounts. A spec finds unused permissions with this log.
+/// An audit policy that logs the requests from service accounts. A spec uses this log to find unused
+/// permissions.
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -38,23 +39,23 @@ rules:
 pub struct ControlPlane {
     pub(super) kubectl: Kubectl,
     api_server: Daemon,
-    /// Host of the API server.
+    /// The host that the API server runs on.
     host: Sandbox,
-    /// Command of the API server.
+    /// The command that starts the API server.
     command: Vec<String>,
     /// The other processes, which are killed on drop.
     daemons: Vec<Process>,
 }
 
 impl ControlPlane {
-    /// Starts the control plane on the host of the cloud node, and waits until the API server is ready.
+    /// Starts the control plane on the cloud node's host, and waits until the API server is ready.
     pub(super) fn start(shared: &SharedParts) -> Result<Self> {
         let mut control_plane = Self::start_api(shared)?;
         control_plane.start_controllers(shared)?;
         Ok(control_plane)
     }
 
-    /// Starts etcd and the API server on the host of the cloud node, and waits until the API server is ready.
+    /// Starts etcd and the API server on the cloud node's host, and waits until the API server is ready.
     pub(super) fn start_api(shared: &SharedParts) -> Result<Self> {
         let host = shared.network.cloud();
         let config = shared.pki.file("admin.kubeconfig");
@@ -72,7 +73,7 @@ impl ControlPlane {
         Ok(control_plane)
     }
 
-    /// Starts the controllers and the scheduler.
+    /// Starts the controller manager and the scheduler.
     fn start_controllers(&mut self, shared: &SharedParts) -> Result<()> {
         for (name, arguments) in [
             (
@@ -101,13 +102,13 @@ impl ControlPlane {
     }
 }
 
-/// Starts a process of the control plane, which logs to a file with its name.
+/// Starts a control plane process, which logs to a file that has its name.
 fn daemon(shared: &SharedParts, name: &str, command: &[String]) -> Result<Process> {
     let log = shared.logs.create(name)?;
     shared.network.cloud().command(command).log(log).start()
 }
 
-/// Returns the command of a Kubernetes program.
+/// Returns the command that runs a Kubernetes program.
 fn command(shared: &SharedParts, program: &str, arguments: Vec<String>) -> Vec<String> {
     let mut command = shared
         .components
@@ -164,7 +165,7 @@ fn controller_manager_arguments(shared: &SharedParts) -> Vec<String> {
     arguments
 }
 
-/// Returns the arguments of a program that is only a client of the API server.
+/// Returns the arguments for a program that is only a client of the API server.
 fn client_arguments(shared: &SharedParts, user: &str) -> Vec<String> {
     let config = shared.pki.file(&format!("{user}.kubeconfig"));
     vec![

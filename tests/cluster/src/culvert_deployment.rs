@@ -1,4 +1,4 @@
-//! Deploys Culvert to the nodes of a cluster, from a copy of its manifests. As an operator does, it fills in
+//! Deploys Culvert to a cluster's nodes, from a copy of its manifests. Like an operator, it fills in
 //! addresses and creates certificates; it also adds settings that only these nodes need.
 
 use std::{
@@ -16,27 +16,28 @@ const OVERLAY: &str = "apiVersion: kustomize.config.k8s.io/v1beta1\n\
     kind: Kustomization\n\
     resources: [../deploy/tunnel]\n\
     components: [../deploy/sockets]\n";
-/// DaemonSets of the overlay.
+/// The DaemonSets in the overlay.
 const DAEMON_SETS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
 const NAMESPACE: &str = "kube-system";
 
-/// Files with placeholders of addresses: those of the API server and of the gateway.
+/// The files that contain placeholders for addresses, each with its placeholder: those for the API server and
+/// for the gateway.
 const PLACEHOLDERS: [(&str, &str); 2] = [
     ("common/kustomization.yaml", "apiserver.example"),
     ("tunnel/agent/culvert.yaml", "gateway.example"),
 ];
-/// Configurations of nodes with and without the gateway.
+/// The configurations for nodes with and without the gateway.
 const CONFIGS: [&str; 2] = ["tunnel/culvert.yaml", "common/culvert.yaml"];
 
-/// Label of nodes with the gateway.
+/// The label that nodes with the gateway have.
 const GATEWAY_LABEL: &str = "node-restriction.kubernetes.io/culvert-gateway=true";
 
-/// The files to deploy.
+/// The files from which Culvert is deployed.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CulvertDeployment {
-    /// Directory of the manifests.
+    /// The directory that contains the manifests.
     pub manifests: PathBuf,
-    /// Archive of the image that the manifests name.
+    /// The archive of the image that the manifests refer to.
     pub image: PathBuf,
 }
 
@@ -54,7 +55,7 @@ pub(super) fn deploy(
     copy(&deployment.manifests, &manifests)?;
     fill_in(&manifests, nodes)?;
     create_certificates(kubectl, nodes)?;
-    // The admission plugin NodeRestriction forbids kubelets to set this label.
+    // The admission plugin NodeRestriction keeps kubelets from setting this label themselves.
     let cloud = nodes.first().context("the cluster has no node")?;
     kubectl.run(&["label", "node", cloud.name, GATEWAY_LABEL])?;
     let overlay = scratch.join("overlay");
@@ -67,7 +68,7 @@ pub(super) fn deploy(
     Ok(())
 }
 
-/// Replaces the placeholders in the manifests, and adds settings.
+/// Replaces the placeholders in the manifests, and adds settings to the configurations.
 fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
     let [cloud, _] = network::addresses(0);
     for (name, placeholder) in PLACEHOLDERS {
@@ -87,8 +88,8 @@ fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
     Ok(())
 }
 
-/// Returns settings that these nodes need, since their pods are in a control group below the root, and their
-/// Nodes have no pod ranges. They are the same on every node.
+/// Returns the settings that these nodes need because their pods are in a cgroup below the root, and because
+/// their Node objects have no pod CIDRs. The settings are the same on every node.
 fn additional_settings(node: &Node) -> String {
     format!(
         "bpf: {{ cgroup: {} }}\n\
@@ -97,7 +98,7 @@ fn additional_settings(node: &Node) -> String {
     )
 }
 
-/// Creates the certificate of the gateway in a Secret, and that of each agent in files on its node.
+/// Creates the gateway's certificate in a Secret, and each agent's certificate in files on its node.
 fn create_certificates(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
     let authority = Authority::new("tunnel")?;
     let gateway = authority.gateway(Validity::Current)?;
@@ -139,7 +140,7 @@ fn edit_file(path: &Path, edit: impl FnOnce(String) -> Result<String>) -> Result
     read_and_write().with_context(|| format!("cannot edit {}", path.display()))
 }
 
-/// Copies a directory with its content.
+/// Copies a directory with everything in it.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {

@@ -1,4 +1,4 @@
-//! Runs specs of Kubernetes with ginkgo, on the cloud node, since some specs connect to nodes directly.
+//! Runs Kubernetes' specs with ginkgo. It runs on the cloud node, since some specs connect to nodes directly.
 
 use std::{fmt, fs, time::Duration};
 
@@ -6,41 +6,41 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::Cluster;
 
-/// Time that ginkgo may take after its own time limit.
+/// The time that ginkgo may take to exit after its own time limit.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// The specs to run, and their limits.
 #[derive(Clone, Debug)]
 pub struct SpecSelection {
-    /// Regular expressions for names of specs to run.
+    /// Regular expressions that match the names of the specs to run.
     pub focus: Vec<String>,
-    /// Regular expressions for names of specs to leave out.
+    /// Regular expressions that match the names of the specs to leave out.
     pub skip: Vec<String>,
-    /// Number of concurrent specs, which mostly wait.
+    /// The number of specs to run concurrently. Specs spend most of their time waiting.
     pub concurrent: u32,
-    /// Time limit of the complete run.
+    /// The time limit for the whole run.
     pub limit: Duration,
 }
 
 /// The result of a spec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpecResult {
-    /// Name of the spec, without its labels.
+    /// The spec's name, without its labels.
     pub name: String,
     pub verdict: Verdict,
     pub took: Duration,
-    /// Error of a failed spec.
+    /// The error message, if the spec failed.
     pub message: String,
-    /// Output of the spec.
+    /// The spec's output.
     pub log: String,
 }
 
-/// The verdict on a spec.
+/// The outcome of a spec.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
     Passed,
     Failed,
-    /// The spec failed as expected, since Culvert lacks a feature.
+    /// The spec failed as expected, because Culvert lacks a feature.
     KnownFailure,
     /// The spec cannot run on this cluster.
     Skipped,
@@ -73,7 +73,7 @@ impl fmt::Display for SpecResult {
     }
 }
 
-/// Runs specs, and returns their results.
+/// Runs the selected specs, and returns their results.
 pub fn run(cluster: &Cluster, selection: &SpecSelection) -> Result<Vec<SpecResult>> {
     let (components, logs) = (&cluster.shared.components, &cluster.shared.logs);
     let mut command = components.command(&[&components.program("ginkgo"), "--no-color"]);
@@ -122,7 +122,8 @@ pub fn run(cluster: &Cluster, selection: &SpecSelection) -> Result<Vec<SpecResul
     Ok(results)
 }
 
-/// Parses a JUnit report. Ignores specs that were not selected, which are skipped with a duration of 0.
+/// Parses a JUnit report. Ignores specs that were not selected, which are reported as skipped with a duration
+/// of 0.
 fn parse_report(report: &str) -> Result<Vec<SpecResult>> {
     let mut results = Vec::new();
     for part in report.split("<testcase ").skip(1) {
@@ -143,7 +144,7 @@ fn parse_report(report: &str) -> Result<Vec<SpecResult>> {
         };
         let full_name = value("name")?;
         let name = full_name.strip_prefix("[It] ");
-        // Other entries are the setup and teardown of the suite; they are reported only if they fail.
+        // The other entries are the suite's setup and teardown, which are included only if they failed.
         if name.is_some() || verdict == Verdict::Failed {
             let name = name.unwrap_or(&full_name);
             results.push(parse_result(name, verdict, took, rest));
@@ -152,7 +153,7 @@ fn parse_report(report: &str) -> Result<Vec<SpecResult>> {
     Ok(results)
 }
 
-/// Returns the result of a spec; `rest` is the report after the first tag of its entry.
+/// Returns a spec's result. `rest` is the rest of the report, after the opening tag of the spec's entry.
 fn parse_result(name: &str, verdict: Verdict, took: Duration, rest: &str) -> SpecResult {
     let failure = rest
         .split_once("<failure ")
@@ -179,7 +180,7 @@ fn attribute(head: &str, name: &str) -> Option<String> {
     Some(unescape(value))
 }
 
-/// Replaces the entities that ginkgo writes.
+/// Replaces the XML entities that ginkgo writes.
 fn unescape(text: &str) -> String {
     let mut plain = text.to_owned();
     for (entity, letter) in [
@@ -198,7 +199,7 @@ fn unescape(text: &str) -> String {
     plain
 }
 
-/// Removes the labels in brackets at the end of a name.
+/// Removes the bracketed labels from the end of a name.
 fn without_labels(name: &str) -> &str {
     let mut rest = name.trim();
     while let Some((before, _)) = rest.strip_suffix(']').and_then(|it| it.rsplit_once(" [")) {

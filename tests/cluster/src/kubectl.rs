@@ -18,21 +18,21 @@ use tunnel_tests::{
 
 use super::components::Components;
 
-/// Time limit of a command.
+/// The time limit for a command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit of a rollout.
+/// The time limit for a rollout.
 const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The program with its host and kubeconfig.
+/// The `kubectl` program, with the host it runs on and its kubeconfig.
 #[derive(Clone, Debug)]
 pub struct Kubectl {
     host: Sandbox,
     program: String,
-    /// Path of the administrator's kubeconfig.
+    /// The path of the administrator's kubeconfig.
     pub config: String,
-    /// Directory of applied files and of the cache.
+    /// The directory for applied files and the cache.
     directory: PathBuf,
-    /// Number of the next applied file.
+    /// The number of the next file to apply.
     next_file: Arc<AtomicU32>,
 }
 
@@ -53,7 +53,7 @@ impl Kubectl {
         })
     }
 
-    /// Runs `kubectl`, and returns its output; fails unless it succeeds.
+    /// Runs `kubectl` and returns its output. Fails if `kubectl` does.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run_unchecked(arguments, COMMAND_TIMEOUT)?;
         let (arguments, stderr) = (arguments.join(" "), output.stderr.trim());
@@ -64,17 +64,17 @@ impl Kubectl {
         Ok(output.stdout)
     }
 
-    /// Runs `kubectl`, and returns its output with any exit status.
+    /// Runs `kubectl` and returns its output, whatever its exit status.
     fn run_unchecked(&self, arguments: &[&str], limit: Duration) -> Result<Output> {
         self.start(arguments)?.finish(limit)
     }
 
-    /// Starts `kubectl`, which is killed when the process is dropped.
+    /// Starts `kubectl`, which is killed when the returned process is dropped.
     pub fn start(&self, arguments: &[&str]) -> Result<Process> {
         self.host.command(&self.command(arguments)).start()
     }
 
-    /// Starts `kubectl` with its output in a file.
+    /// Starts `kubectl` with its output redirected to a file.
     pub fn start_with_output(&self, arguments: &[&str], file: File) -> Result<Process> {
         let command = self.command(arguments);
         self.host.command(&command).log(file).start()
@@ -90,7 +90,7 @@ impl Kubectl {
         command
     }
 
-    /// Applies objects in YAML.
+    /// Applies objects given as YAML.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let number = self.next_file.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{number}.yaml"));
@@ -101,7 +101,7 @@ impl Kubectl {
             .with_context(|| format!("cannot apply\n{objects}"))
     }
 
-    /// Waits until a condition of an object is true. The object may not exist yet.
+    /// Waits until an object's condition is true. The object need not exist yet.
     pub fn wait_for(
         &self,
         kind: &str,

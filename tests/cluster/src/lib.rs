@@ -1,5 +1,5 @@
 //! Starts Kubernetes clusters on this machine: a cloud node with the control plane, an edge node, and
-//! optionally a second cloud node. Each node is a sandbox of the laboratory; a router connects them.
+//! optionally a second cloud node. Each node is a sandbox in the lab; a router connects them.
 //!
 //! ```text
 //! node-a  cloud, control plane   172.30.0.1  fd00:30:0::1   pods 10.244.0.0/24 fd00:244:0::/64
@@ -10,8 +10,8 @@
 //! node-c  cloud, `Size::Three`   172.30.2.1  fd00:30:2::1   pods 10.244.2.0/24 fd00:244:2::/64
 //! ```
 //!
-//! Every process is in a control group of the laboratory, and each node has its own mount namespace, so that
-//! everything is removed with the laboratory, even if that is killed.
+//! Every process is in one of the lab's cgroups, and each node has its own mount namespace, so that
+//! everything is removed along with the lab, even if the lab is killed.
 
 pub mod api_client;
 mod bootstrap_objects;
@@ -46,23 +46,23 @@ use self::{
     proxy::Proxy,
 };
 
-/// Time limit for nodes and objects to become ready, on a busy machine.
+/// The time limit for nodes and objects to become ready, even on a busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Address of the cluster's DNS.
+/// The ClusterIP of the cluster's DNS Service.
 pub const DNS: &str = "10.96.0.10";
 
-/// Parts that the control plane and all nodes share.
+/// The parts that the control plane and all nodes share.
 #[derive(Debug)]
 pub struct SharedParts {
-    /// The hosts of the nodes, and the router between them.
+    /// The nodes' hosts, and the router between them.
     pub network: Network,
     pki: Pki,
-    /// Programs and images.
+    /// The cluster's programs and images.
     pub components: Components,
-    /// Directory of all logs.
+    /// The directory for all logs.
     pub logs: Logs,
-    /// The laboratory, with the directory and the control group of the cluster.
+    /// The lab, which provides the cluster's directory and cgroup.
     pub lab: Lab,
 }
 
@@ -79,11 +79,11 @@ impl SharedParts {
     }
 }
 
-/// A running cluster, which is removed on drop.
+/// A running cluster. It is removed on drop.
 #[derive(Debug)]
 pub struct Cluster {
     pub kubectl: Kubectl,
-    /// The nodes; the first one has the control plane.
+    /// The nodes; the first one runs the control plane.
     pub nodes: Vec<Node>,
     pub control_plane: ControlPlane,
     pub proxy: Proxy,
@@ -92,7 +92,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster and waits until its nodes and its DNS are ready.
+    /// Starts a cluster, and waits until its nodes and its DNS are ready.
     pub fn start(components: Components, logs: Logs, proxy: Proxy, size: Size) -> Result<Self> {
         let shared = SharedParts::new(components, logs, size)?;
         node::prepare(&shared.lab)?;
@@ -108,7 +108,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts the kubelets and the service proxy, and waits until nodes, proxy and DNS are ready.
+    /// Starts the kubelets and the service proxy, and waits until the nodes, the proxy and DNS are ready.
     fn start_kubelets(&mut self) -> Result<()> {
         self.kubectl.apply(&bootstrap_objects::all())?;
         for node in &mut self.nodes {
@@ -135,12 +135,12 @@ impl Cluster {
             .context("the default service account was not created")
     }
 
-    /// Starts a capture of packets between nodes to node ports.
+    /// Starts capturing the packets that nodes send to each other's node ports.
     pub fn capture_packets(&self) -> Result<PacketCapture> {
         PacketCapture::start(&self.shared)
     }
 
-    /// Returns the ClusterIPs of a Service with a port, IPv4 first.
+    /// Returns a Service's ClusterIPs, each combined with the given port, IPv4 first.
     pub fn service_addresses(
         &self,
         namespace: &str,
@@ -171,7 +171,7 @@ impl Cluster {
     }
 }
 
-/// Starts the control plane and the container runtimes of all nodes concurrently.
+/// Starts the control plane and all nodes' container runtimes concurrently.
 fn start_parts(shared: &SharedParts) -> Result<(ControlPlane, Vec<Node>)> {
     thread::scope(|scope| {
         let control_plane = scope.spawn(|| ControlPlane::start(shared));
@@ -182,7 +182,8 @@ fn start_parts(shared: &SharedParts) -> Result<(ControlPlane, Vec<Node>)> {
     })
 }
 
-/// Runs a function on each item in a thread of its own. Returns the results in order, or the first error.
+/// Runs a function on every item, with a separate thread for each. Returns the results in order, or the first
+/// error.
 pub fn run_concurrently<I: Send, T: Send>(
     items: impl IntoIterator<Item = I>,
     function: impl Fn(I) -> Result<T> + Sync,

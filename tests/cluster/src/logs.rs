@@ -1,4 +1,4 @@
-//! The logs of a cluster, in a directory that is kept after the cluster is removed.
+//! A cluster's logs, in a directory that is kept after the cluster is removed.
 
 use std::{
     fs::{self, File},
@@ -8,17 +8,17 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Number of bytes at the end of a log that are read.
+/// The number of bytes to read from the end of a log.
 const TAIL_BYTES: u64 = 16 << 10;
 
-/// The directory of logs.
+/// The directory that contains a cluster's logs.
 #[derive(Clone, Debug)]
 pub struct Logs {
     directory: PathBuf,
 }
 
 impl Logs {
-    /// Creates the directory, and removes the logs of an earlier cluster.
+    /// Creates the directory, and removes the logs of any earlier cluster.
     pub fn new(directory: PathBuf) -> Result<Self> {
         match fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -44,13 +44,13 @@ impl Logs {
         self.directory.join(name)
     }
 
-    /// Creates the log file of a program.
+    /// Creates a program's log file.
     pub fn create(&self, name: &str) -> Result<File> {
         let path = self.path(&format!("{name}.log"));
         File::create(&path).with_context(|| format!("cannot create {}", path.display()))
     }
 
-    /// Returns the last lines of each log, below its path.
+    /// Returns the last lines of each log, each preceded by the log's path.
     pub fn tails(&self, lines: usize) -> Result<String> {
         let mut paths = Vec::new();
         find_logs(&self.directory, &mut paths)?;
@@ -66,13 +66,13 @@ impl Logs {
     }
 }
 
-/// Returns true for the logs of programs and of Culvert's pods. Other pods have too many logs to print.
+/// Returns true for the logs of programs and of Culvert's pods. The other pods have too many logs to print.
 fn is_printed(path: &Path) -> bool {
     let text = path.to_string_lossy();
     text.ends_with(".log") && (!text.contains("/pods-") || text.contains("/kube-system_culvert"))
 }
 
-/// Finds the logs in a directory and below that are printed after a failure.
+/// Finds the logs in and below a directory that are printed after a failure.
 fn find_logs(directory: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();

@@ -1,5 +1,5 @@
-//! Starts only etcd, an API server, and the hosts of two nodes, which have no kubelets. This is enough for
-//! programs that only watch the API server.
+//! Starts only etcd, an API server, and the hosts for two nodes without kubelets. This is enough for programs
+//! that only watch the API server.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -15,10 +15,10 @@ use super::{
     network::{self, NODES, Size},
 };
 
-/// A running API server and hosts, which are removed on drop.
+/// A running API server and two hosts. All of them are removed on drop.
 #[derive(Debug)]
 pub struct MinimalCluster {
-    /// Kept because its drop stops the API server.
+    /// Held because dropping it stops the API server.
     _control_plane: ControlPlane,
     /// The network, programs and logs.
     pub shared: SharedParts,
@@ -27,13 +27,13 @@ pub struct MinimalCluster {
 /// A host on which a service proxy runs.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Name of its Node.
+    /// The name of the host's Node object.
     pub name: &'static str,
-    /// Network namespace and control group of processes that run on it.
+    /// The network namespace and cgroup for processes that run on the host.
     pub sandbox: Sandbox,
-    /// Control group of all its processes.
+    /// The cgroup that contains all of the host's processes.
     pub cgroup: PathBuf,
-    /// IPv4 address.
+    /// The host's IPv4 address.
     pub address: String,
 }
 

@@ -1,4 +1,4 @@
-//! The hosts of the nodes, and a router between them that represents the internet.
+//! The nodes' hosts, and a router between them that represents the internet.
 
 use std::{fs, net::IpAddr, path::PathBuf};
 
@@ -7,26 +7,26 @@ use tunnel_tests::{lab::Lab, sandbox::Sandbox};
 
 use super::components::Components;
 
-/// Names of the nodes and of their control groups: the cloud node, the edge node, and in a cluster of three
-/// a second cloud node.
+/// The names of the nodes and of their cgroups: the cloud node, the edge node and, in a cluster of three
+/// nodes, a second cloud node.
 pub const NODES: [(&str, &str); 3] = [("node-a", "a"), ("node-b", "b"), ("node-c", "c")];
 
-/// Index of the cloud node with the control plane.
+/// The index of the cloud node that runs the control plane.
 pub(super) const CLOUD: usize = 0;
-/// Index of the edge node.
+/// The index of the edge node.
 pub(super) const EDGE: usize = 1;
 
-/// The number of nodes.
+/// The number of nodes in a cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Size {
     /// A cloud node and an edge node.
     Two,
-    /// Two cloud nodes and an edge node, as specs about zones need.
+    /// Two cloud nodes and an edge node, which specs about zones need.
     Three,
 }
 
 impl Size {
-    /// Returns the names of the nodes and of their control groups.
+    /// Returns the names of the nodes and of their cgroups.
     pub(super) fn nodes(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Two => &NODES[..2],
@@ -35,15 +35,15 @@ impl Size {
     }
 }
 
-/// Sysctls of a network namespace that forwards packets.
+/// The sysctls for a network namespace that forwards packets.
 const FORWARDING: [(&str, &str); 3] = [
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
     ("net.ipv4.conf.all.rp_filter", "0"),
 ];
 
-/// nftables rules of an ordinary uplink with NAT: only connections that the edge opens pass, with the
-/// address of the router as source. The edge is behind the interface `to1`.
+/// nftables rules that imitate an ordinary uplink with NAT: only connections opened by the edge node pass,
+/// with the router's address as their source. The edge node is behind the interface `to1`.
 const OUTBOUND_ONLY: &str = "table inet edge {
   chain forward {
     type filter hook forward priority 0; policy accept
@@ -57,24 +57,24 @@ const OUTBOUND_ONLY: &str = "table inet edge {
 }
 ";
 
-/// The hosts and the router.
+/// The nodes' hosts, and the router that connects them.
 #[derive(Debug)]
 pub struct Network {
-    /// Hosts of the nodes, by the index of the node.
+    /// The nodes' hosts, by node index.
     pub hosts: Vec<Sandbox>,
-    /// The router, through which all packets between nodes pass.
+    /// The router, which all packets between nodes pass through.
     pub(super) router: Sandbox,
     components: Components,
     directory: PathBuf,
 }
 
-/// Returns the IPv4 and IPv6 address of a node.
+/// Returns a node's IPv4 and IPv6 addresses.
 #[must_use]
 pub fn addresses(number: usize) -> [String; 2] {
     [format!("172.30.{number}.1"), format!("fd00:30:{number}::1")]
 }
 
-/// Returns the IPv4 and IPv6 range of a node's pods.
+/// Returns the IPv4 and IPv6 ranges of a node's pods.
 #[must_use]
 pub fn pod_ranges(number: usize) -> [String; 2] {
     [
@@ -83,7 +83,7 @@ pub fn pod_ranges(number: usize) -> [String; 2] {
     ]
 }
 
-/// Returns the addresses of a node.
+/// Returns a node's addresses.
 pub(super) fn ip_addresses(number: usize) -> Result<Vec<IpAddr>> {
     let parse = |text: String| {
         text.parse()
@@ -98,7 +98,8 @@ impl Network {
         router.ip("link set lo up")?;
         let mut hosts = Vec::new();
         for (number, (_, group)) in size.nodes().iter().enumerate() {
-            // Each node has its own BPF file system at the usual path, in its own mount namespace.
+            // Each node has its own BPF file system, mounted at the usual path in the node's own mount
+            // namespace.
             let bpffs = PathBuf::from("/sys/fs/bpf");
             let cgroup = lab.cgroup().join(group).join("node");
             let host = Sandbox::with_new_network(cgroup, Some(bpffs), &FORWARDING)?;
@@ -114,7 +115,7 @@ impl Network {
         })
     }
 
-    /// Returns the host with the control plane.
+    /// Returns the host that runs the control plane.
     pub(super) fn cloud(&self) -> &Sandbox {
         &self.hosts[CLOUD]
     }
@@ -141,7 +142,7 @@ fn connect(host: &Sandbox, router: &Sandbox, number: usize) -> Result<()> {
         format!("172.30.{number}.254"),
         format!("fd00:30:{number}::fe"),
     );
-    // The default route is needed because the kernel looks up a route for packets to ClusterIPs.
+    // The default route is needed because the kernel looks up a route even for packets to ClusterIPs.
     host.ip(&format!(
         "link set lo up\n\
          link add up0 type veth peer name to{number} netns {pid}\n\

@@ -24,12 +24,12 @@ use super::{
     network::{self, EDGE, NODES},
 };
 
-/// Time limit for the container runtime to start.
+/// The time limit for the container runtime to start.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for the import of an image.
+/// The time limit for importing an image.
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Directories of daemons and of Culvert's pods. Each node mounts its own directories over them.
+/// Directories that daemons and Culvert's pods use. Each node mounts its own directories over them.
 const NODE_DIRECTORIES: [&str; 7] = [
     "/etc/culvert",
     "/run/containerd",
@@ -40,46 +40,46 @@ const NODE_DIRECTORIES: [&str; 7] = [
     "/var/log/containers",
 ];
 
-/// Name of the control group over which each node mounts its own group, so that the path of a node's group is
-/// the same on all nodes, which share their configuration.
+/// The name of the cgroup over which each node mounts its own. All nodes share one configuration, so the path
+/// of a node's own cgroup must be the same on each of them.
 const SHARED_CGROUP: &str = "own";
 
-/// Shell script that sets the host name to its first argument and runs a program. Pods in the network of the
-/// host have this host name.
+/// A shell script that sets the host name to its first argument, and runs a program. Pods in the host's
+/// network get this host name.
 const RUN_WITH_HOST_NAME: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
 
-/// Creates [`NODE_DIRECTORIES`] as mount points if the machine lacks them.
+/// Creates those of [`NODE_DIRECTORIES`] that the machine lacks, as mount points.
 pub(super) fn prepare(lab: &Lab) -> Result<()> {
     NODE_DIRECTORIES
         .into_iter()
         .try_for_each(|directory| lab.create_external_directory(Path::new(directory)))
 }
 
-/// A node, whose processes are killed on drop.
+/// A node. Its processes are killed on drop.
 #[derive(Debug)]
 pub struct Node {
-    /// Name of the Node object.
+    /// The name of the Node object.
     pub name: &'static str,
-    /// Name of its control group.
+    /// The name of the node's cgroup.
     group: &'static str,
-    /// Index in [`NODES`].
+    /// The node's index in [`NODES`].
     number: usize,
-    /// Network namespace and control group of its daemons.
+    /// The network namespace and cgroup that the node's daemons run in.
     pub host: Sandbox,
-    /// Directory of its files.
+    /// The directory for the node's files.
     directory: PathBuf,
-    /// Path of its control group, relative to each hierarchy.
+    /// The path of the node's cgroup, relative to the root of each hierarchy.
     relative_cgroup: String,
-    /// Control group (version 2) of all its processes, daemons and pods.
+    /// The v2 cgroup that contains all of the node's processes, both daemons and pods.
     pub cgroup: PathBuf,
-    /// Path at which every node mounts its own control group.
+    /// The path at which every node mounts its own cgroup.
     pub(super) shared_cgroup_path: PathBuf,
     components: Components,
     daemons: Vec<Process>,
 }
 
 impl Node {
-    /// Starts the container runtime, and imports all images.
+    /// Starts the node's container runtime, and imports all images.
     pub(super) fn start(shared: &SharedParts, number: usize, host: &Sandbox) -> Result<Self> {
         let (name, group) = NODES[number];
         let directory = shared.lab.directory().join(group);
@@ -110,9 +110,9 @@ impl Node {
         Ok(node)
     }
 
-    /// Mounts the node's own directories and control group over those of the machine.
+    /// Mounts the node's own directories and cgroup over those of the machine.
     fn mount_own_directories(&self) -> Result<()> {
-        // Volumes of pods may require mount propagation from the host.
+        // Pods' volumes may require mount propagation from the host.
         self.host.run(&["mount", "--make-rshared", "/"])?;
         for directory in NODE_DIRECTORIES {
             let own = self.own_directory(directory);
@@ -128,13 +128,13 @@ impl Node {
             .map(drop)
     }
 
-    /// Returns the directory of this node that is mounted over a directory of the machine.
+    /// Returns this node's directory that is mounted over the given directory of the machine.
     pub(super) fn own_directory(&self, directory: &str) -> PathBuf {
         let name = directory.trim_start_matches('/').replace('/', "-");
         self.directory.join("own").join(name)
     }
 
-    /// Imports the archive of an image into the container runtime.
+    /// Imports an image archive into the container runtime.
     pub fn import(&self, archive: &Path) -> Result<()> {
         let archive = archive.display().to_string();
         let import = "--namespace k8s.io images import --snapshotter overlayfs";
@@ -202,14 +202,14 @@ impl Node {
         self.number == EDGE
     }
 
-    /// Returns the path with which a process outside the node reaches a path in the node's mount namespace.
+    /// Returns the path by which a process outside the node can access a path in the node's mount namespace.
     #[must_use]
     pub fn path_from_outside(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Returns the state directory of Culvert on this node.
+    /// Returns Culvert's state directory on this node.
     #[must_use]
     pub fn state_directory(&self) -> PathBuf {
         self.own_directory("/var/lib/culvert")
@@ -220,7 +220,7 @@ impl Node {
         admin::get(&self.state_directory().join("admin.sock"), path)
     }
 
-    /// Kills the processes of a program on this node that have this first argument.
+    /// Kills this node's processes that run the given program with the given first argument.
     pub fn kill(&self, program: &str, argument: &str) -> Result<()> {
         let mut killed = 0;
         for pid in cgroup::processes_below(&self.cgroup)? {
@@ -241,7 +241,7 @@ impl Node {
         Ok(())
     }
 
-    /// Creates a sandbox in the network namespace and the control group of a pod.
+    /// Creates a sandbox in a pod's network namespace and cgroup.
     pub fn pod_sandbox(&self, kubectl: &Kubectl, namespace: &str, name: &str) -> Result<Sandbox> {
         let path = "jsonpath={.metadata.uid}";
         let uid = kubectl.run(&["-n", namespace, "get", "pod", name, "-o", path])?;
@@ -271,7 +271,7 @@ impl Node {
         self.directory.join(name).display().to_string()
     }
 
-    /// Writes a file in the node's directory.
+    /// Writes a file to the node's directory.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.directory.join(name);
         if let Some(directory) = path.parent() {
@@ -289,8 +289,8 @@ impl Node {
     fn runtime_config(&self, shared: &SharedParts) -> String {
         let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
         let runc = format!("{cri}.containerd.runtimes.runc");
-        // `restrict_oom_score_adj`: in some environments, root must not lower the score of the out-of-memory
-        // killer, and without this option the runtime would start no container.
+        // `restrict_oom_score_adj`: in some environments, even root must not lower a process's OOM score, and
+        // without this option the runtime could not start any containers.
         format!(
             "version = 2\n\
              root = \"{root}\"\n\
@@ -316,8 +316,8 @@ impl Node {
         )
     }
 
-    /// Returns the CNI configuration, which connects pods by a bridge. No masquerading is needed, since the
-    /// router has routes to the pods.
+    /// Returns the CNI configuration, which connects the pods to a bridge. No masquerading is needed, since
+    /// the router has routes to the pods.
     fn cni_config(&self) -> String {
         let [pods4, pods6] = network::pod_ranges(self.number);
         format!(
@@ -333,8 +333,8 @@ impl Node {
         )
     }
 
-    /// Returns the configuration of the kubelet. It disables garbage collection of images, since they cannot
-    /// be pulled again.
+    /// Returns the kubelet's configuration. It disables the garbage collection of images, since they can't be
+    /// pulled again.
     fn kubelet_config(&self, shared: &SharedParts) -> String {
         let Self {
             name,
@@ -380,7 +380,7 @@ impl Node {
     }
 }
 
-/// Finds the directory with this name in another directory or below.
+/// Finds a directory with this name anywhere below another directory.
 fn find_directory(directory: &Path, name: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let mut directories = entries
@@ -394,7 +394,7 @@ fn find_directory(directory: &Path, name: &str) -> Option<PathBuf> {
     })
 }
 
-/// Finds a process in a child of a control group; returns the child and the process.
+/// Finds a process in a child of a cgroup; returns the child and the process ID.
 fn find_process(group: &Path) -> Result<Option<(PathBuf, u32)>> {
     for entry in fs::read_dir(group)? {
         let path = entry?.path();

@@ -1,5 +1,5 @@
-//! Captures packets between nodes to node ports, and the replies. tcpdump runs on the router, through which
-//! every packet from one node to another passes.
+//! Captures packets that nodes send to each other's node ports, and the replies. tcpdump runs on the router,
+//! which every packet from one node to another passes through.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,21 +16,21 @@ use tunnel_tests::{sandbox::Process, wait};
 
 use super::SharedParts;
 
-/// Default range of node ports in Kubernetes.
+/// The default range of node ports in Kubernetes.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
-/// Time limit for tcpdump to start, and to exit.
+/// The time limit for tcpdump to start, and for it to exit.
 const TCPDUMP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Numbers of packets to and from a node port.
+/// The numbers of packets to and from a node port.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PacketCounts {
-    /// SYNs and datagrams to the port.
+    /// The number of SYNs and datagrams sent to the port.
     pub requests: u64,
-    /// SYN-ACKs and datagrams from the port.
+    /// The number of SYN-ACKs and datagrams sent from the port.
     pub answered: u64,
-    /// Resets from the port, and ICMP messages that it is unreachable.
+    /// The number of resets from the port, and of ICMP messages that report it as unreachable.
     pub refused: u64,
-    /// Source ports of the requests.
+    /// The source ports of the requests.
     pub source_ports: BTreeSet<u16>,
 }
 
@@ -44,10 +44,10 @@ impl fmt::Display for PacketCounts {
     }
 }
 
-/// Packet counts by the address and protocol of a node port.
+/// The packet counts of each node port, by its address and protocol.
 pub type CountsByNodePort = BTreeMap<(SocketAddr, &'static str), PacketCounts>;
 
-/// A running capture.
+/// A running packet capture.
 #[derive(Debug)]
 pub struct PacketCapture {
     capture: Process,
@@ -55,11 +55,11 @@ pub struct PacketCapture {
 }
 
 impl PacketCapture {
-    /// Starts a capture.
+    /// Starts a capture, and waits until tcpdump is listening.
     pub(super) fn start(shared: &SharedParts) -> Result<Self> {
         let [first, last] = [NODE_PORTS.start(), NODE_PORTS.end()];
         let filter = format!("portrange {first}-{last} or icmp or icmp6");
-        // Line-buffered, without names, and each packet only when it arrives.
+        // Line-buffered, without name resolution, and with each packet captured only on arrival.
         let tcpdump = ["tcpdump", "-Z", "root", "-l", "-n", "-i", "any", "-Q", "in"];
         let command = shared
             .components
@@ -74,7 +74,7 @@ impl PacketCapture {
         Ok(Self { capture, path })
     }
 
-    /// Ends the capture, and returns the counts of all node ports that received a request.
+    /// Ends the capture, and returns the counts for all node ports that received a request.
     pub fn end(self) -> Result<CountsByNodePort> {
         self.capture.signal(Signal::SIGINT)?;
         self.capture.wait(TCPDUMP_TIMEOUT)?;
@@ -107,7 +107,7 @@ enum Packet {
     Refusal,
 }
 
-/// Parses a line of tcpdump; returns the node port and protocol of the packet, and its kind.
+/// Parses a line of tcpdump's output; returns the packet's node port, protocol and kind.
 fn parse_packet(line: &str) -> Option<((SocketAddr, &'static str), Packet)> {
     let packet = line.split_once(" IP ").or_else(|| line.split_once(" IP6 "));
     let (addresses, content) = packet?.1.split_once(": ")?;
@@ -132,13 +132,13 @@ fn parse_packet(line: &str) -> Option<((SocketAddr, &'static str), Packet)> {
     }
 }
 
-/// Parses an address and a node port in the notation of tcpdump, such as `192.0.2.1.31000`.
+/// Parses an address and a node port in tcpdump's notation, such as `192.0.2.1.31000`.
 fn node_port(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.rsplit_once('.')?;
     parse_node_port(ip, port)
 }
 
-/// Parses an address and a port; returns `None` if it is not a node port.
+/// Parses an address and a port; returns `None` if the port is not a node port.
 fn parse_node_port(ip: &str, port: &str) -> Option<SocketAddr> {
     let port = port.parse().ok().filter(|port| NODE_PORTS.contains(port))?;
     Some(SocketAddr::new(ip.parse::<IpAddr>().ok()?, port))

@@ -1,4 +1,4 @@
-//! Creates the certificates, keys and kubeconfigs of a cluster, with one certificate authority.
+//! Creates a cluster's certificates, keys and kubeconfigs, all from one certificate authority.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use tunnel_tests::pki::{self, Authority, CertifiedKey, Validity};
 
 use super::network::{self, NODES};
 
-/// Users of the API server other than nodes: file name without extension, user and group.
+/// The API server's users other than the nodes: the file name without extension, the user and the group.
 const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("apiserver-kubelet", "kube-apiserver-kubelet-client", "api"),
@@ -20,7 +20,7 @@ const USERS: [(&str, &str, &str); 5] = [
     ("proxy", "system:kube-proxy", "proxies"),
 ];
 
-/// Names in the certificate of the API server.
+/// The names in the API server's certificate.
 const API_SERVER_NAMES: [&str; 5] = [
     "kubernetes",
     "kubernetes.default",
@@ -28,17 +28,17 @@ const API_SERVER_NAMES: [&str; 5] = [
     "kubernetes.default.svc.cluster.local",
     "localhost",
 ];
-/// Addresses in the certificate of the API server, in addition to those of its node.
+/// The addresses in the API server's certificate, in addition to those of its node.
 const API_SERVER_ADDRESSES: [&str; 3] = ["127.0.0.1", "10.96.0.1", "fd00:10:96::1"];
 
-/// A directory of certificates, keys and kubeconfigs.
+/// The directory that contains a cluster's certificates, keys and kubeconfigs.
 #[derive(Debug)]
 pub(super) struct Pki {
     directory: PathBuf,
 }
 
 impl Pki {
-    /// Creates the files of a cluster.
+    /// Creates the files for a cluster.
     pub(super) fn create(directory: &Path) -> Result<Self> {
         fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
@@ -86,7 +86,7 @@ impl Pki {
         self.write(&format!("{stem}.key"), &key.key)
     }
 
-    /// Writes the certificate, key and kubeconfig of a user.
+    /// Writes a user's certificate, key and kubeconfig.
     fn write_user(&self, authority: &Authority, stem: &str, user: &str, group: &str) -> Result<()> {
         self.write_key(stem, &authority.client(user, group, Validity::Current)?)?;
         self.write(&format!("{stem}.kubeconfig"), &self.kubeconfig(stem))

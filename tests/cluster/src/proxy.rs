@@ -1,15 +1,15 @@
-//! The service proxy of a cluster: Culvert or kube-proxy.
+//! A cluster's service proxy: Culvert or kube-proxy.
 
 use anyhow::Result;
 
 use super::{SharedParts, culvert_deployment::CulvertDeployment, node::Node};
 
-/// The service proxy of a cluster.
+/// A cluster's service proxy.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Proxy {
     /// Culvert, deployed as pods.
     Culvert(CulvertDeployment),
-    /// kube-proxy in nftables mode, started on each host.
+    /// kube-proxy in nftables mode, started directly on each host.
     KubeProxy,
 }
 
@@ -24,7 +24,7 @@ pub(super) fn start_kube_proxy(node: &mut Node, shared: &SharedParts) -> Result<
     node.run_daemon(shared, "kube-proxy", &command)
 }
 
-/// Returns the configuration of kube-proxy on a node.
+/// Returns kube-proxy's configuration for a node.
 #[must_use]
 pub fn config(node: &str, kubeconfig: &str) -> String {
     format!(

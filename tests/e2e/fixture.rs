@@ -1,4 +1,4 @@
-//! The fixture of Culvert's specs: a Service with backends, and clients on each node.
+//! The fixture for Culvert's specs: a Service with backends, and clients on each node.
 
 use std::{
     io,
@@ -18,28 +18,28 @@ use tunnel_tests::{
 
 use crate::manifests::{self, NAMESPACE};
 
-/// Time limit for all nodes to apply a change of objects.
+/// The time limit for all nodes to apply a change to objects.
 pub(crate) const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of backends of the Service `web`.
+/// The number of backends of the Service `web`.
 pub(crate) const BACKENDS: usize = 4;
 
-/// Port of every Service.
+/// The port of every Service.
 const PORT: u16 = 80;
 
 /// A client in a pod or on a host.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    /// Name of the pod or of the host's node.
+    /// The name of the pod, or of the host's node.
     pub(crate) name: String,
     pub(crate) sandbox: Sandbox,
 }
 
-/// A cluster with the objects that the specs use.
+/// A cluster that contains the objects that the specs use.
 #[derive(Debug)]
 pub(crate) struct Fixture<'a> {
     pub(crate) cluster: &'a Cluster,
-    /// Two clients for each node: a pod and the host.
+    /// Two clients on each node: a pod and the host.
     pub(crate) clients: Vec<Client>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Fixture<'a> {
         self.run_kubectl(&[&["exec", &client_pod(node), "--"], command].concat())
     }
 
-    /// Runs `kubectl` in the namespace of the specs, and returns its output.
+    /// Runs `kubectl` in the specs' namespace, and returns its output.
     pub(crate) fn run_kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.kubectl()
             .run(&[&["-n", NAMESPACE], arguments].concat())
@@ -101,8 +101,8 @@ impl<'a> Fixture<'a> {
         Ok(addresses)
     }
 
-    /// Runs `action` while every client connects to each address, `rate` times a second and for at most
-    /// `limit`. Fails if a connect fails. Returns a report for each client and address.
+    /// Runs `action` while every client connects to each address `rate` times a second, for at most `limit`.
+    /// Fails if any connection fails. Returns a report for each client and address.
     pub(crate) fn under_load(
         &self,
         addresses: &[SocketAddr],
@@ -133,39 +133,39 @@ impl<'a> Fixture<'a> {
         Ok(reports.into_iter().map(|(_, report)| report).collect())
     }
 
-    /// Returns the addresses of a Service.
+    /// Returns a Service's addresses, with the port.
     pub(crate) fn addresses(&self, service: &str) -> Result<Vec<SocketAddr>> {
         self.cluster.service_addresses(NAMESPACE, service, PORT)
     }
 }
 
 impl Client {
-    /// Requests the name of the backend in `count` new connections.
+    /// Requests the backend's name over `count` new connections.
     pub(crate) fn request_names(&self, to: SocketAddr, count: u32) -> Report {
         let rate = 200;
         let duration = Duration::from_secs(1) * count / rate;
         self.load(&Plan::new(to, rate, duration))
     }
 
-    /// Connects by TCP with a time limit.
+    /// Connects over TCP, with a time limit.
     pub(crate) fn connect(&self, to: SocketAddr, within: Duration) -> io::Result<()> {
         let socket = self.sandbox.socket(Domain::for_address(to), Type::STREAM)?;
         connect_within(&socket, to, within)
     }
 
-    /// Sends the requests of a plan.
+    /// Sends the requests that a plan specifies.
     pub(crate) fn load(&self, plan: &Plan) -> Report {
         let sockets = |domain, kind| self.sandbox.socket(domain, kind);
         tcp::run_with_path(plan, "/hostname", &sockets)
     }
 
-    /// Creates a UDP socket of the family of an address.
+    /// Creates a UDP socket of the same family as an address.
     pub(crate) fn udp_socket(&self, to: SocketAddr) -> io::Result<UdpSocket> {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         self.sandbox.udp(any)
     }
 
-    /// Requests the name of the backend by a datagram.
+    /// Requests the backend's name with a datagram.
     pub(crate) fn request_name_by_udp(&self, to: SocketAddr) -> Result<String> {
         let socket = self.udp_socket(to)?;
         socket.send_to(b"hostname", to)?;

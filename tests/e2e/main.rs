@@ -1,4 +1,5 @@
-//! `culvert-e2e`: starts a Kubernetes cluster on this machine, and runs specs of Culvert and of Kubernetes.
+//! `culvert-e2e`: starts a Kubernetes cluster on this machine, and runs Culvert's and Kubernetes' specs on
+//! it.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -24,7 +25,7 @@ use tunnel_tests::{clock::Instant, interrupt};
 
 use self::{result_table::ResultTable, upstream::SpecSet};
 
-/// Number of lines of each log that are printed after a failure.
+/// The number of lines from each log that are printed after a failure.
 const TAIL_LINES: usize = 12;
 
 #[derive(Debug, Parser)]
@@ -33,25 +34,25 @@ const TAIL_LINES: usize = 12;
     version
 )]
 struct Cli {
-    /// Directory of programs and images, which `cargo xtask e2e` prepares.
+    /// The directory with the programs and images that `cargo xtask e2e` prepares.
     #[arg(long)]
     kit: PathBuf,
-    /// Service proxy to test.
+    /// The service proxy to test.
     #[arg(long, value_enum)]
     proxy: ProxyName,
-    /// Directory of the manifests that deploy Culvert.
+    /// The directory with the manifests that deploy Culvert.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     manifests: Option<PathBuf>,
-    /// Archive of Culvert's image.
+    /// The archive of Culvert's image.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     image: Option<PathBuf>,
-    /// Run Culvert's own specs and only a few of Kubernetes.
+    /// Run Culvert's own specs, and only a few of Kubernetes' specs.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
-    /// Run the Service specs of Kubernetes beyond conformance, on three nodes.
+    /// Run Kubernetes' Service specs that are not part of the conformance suite, on three nodes.
     #[arg(long, conflicts_with = "fast")]
     wider: bool,
-    /// Run only specs whose names match this regular expression.
+    /// Run only the specs, both Culvert's and Kubernetes', whose names match this regular expression.
     #[arg(long)]
     focus: Option<String>,
     /// Keep the cluster until Enter is pressed.
@@ -159,7 +160,7 @@ fn run_specs(
     Ok(())
 }
 
-/// Saves lists of the cluster's objects as logs, and prints the end of each log.
+/// Saves lists of the cluster's objects as logs, and prints the last lines of each log.
 fn show_failure(cluster: &Cluster) -> Result<()> {
     for (name, kinds, option) in [
         ("pods", "pods", "--output=wide"),

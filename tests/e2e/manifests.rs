@@ -1,17 +1,17 @@
-//! Builds the manifests of the objects that Culvert's specs use.
+//! Builds the manifests for the objects that Culvert's specs use.
 
-/// Namespace of all objects.
+/// The namespace that contains all objects.
 pub(crate) const NAMESPACE: &str = "specs";
 
-/// Image of all pods.
+/// The image that all pods run.
 const IMAGE: &str = "culvert.test/agnhost:1";
 
-/// Returns the Namespace.
+/// Returns the Namespace object.
 pub(crate) fn namespace() -> String {
     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n")
 }
 
-/// Returns a pod on a node, in which specs open sockets and run commands.
+/// Returns a pod that runs on a given node, in which specs open sockets and run commands.
 pub(crate) fn client(name: &str, node: &str) -> String {
     format!(
         "apiVersion: v1
@@ -26,8 +26,8 @@ spec:
     )
 }
 
-/// Returns a Deployment of pods that respond to HTTP requests and datagrams on port 8080 with their names. A
-/// terminating pod serves for 5 s more, in which every proxy can remove it.
+/// Returns a Deployment whose pods respond to HTTP requests and datagrams on port 8080 with their names. A
+/// terminating pod keeps serving for 5 s, so that every proxy has time to remove it.
 pub(crate) fn deployment(name: &str, replicas: usize) -> String {
     format!(
         "apiVersion: apps/v1
@@ -57,7 +57,7 @@ spec:
     )
 }
 
-/// Returns a dual-stack Service on port 80, for each of the protocols.
+/// Returns a dual-stack Service that has port 80 for each of the protocols.
 pub(crate) fn service(name: &str, protocols: &[&str]) -> String {
     let ports = protocols.iter().map(|protocol| {
         let port = protocol.to_lowercase();

@@ -1,4 +1,4 @@
-//! Culvert's own specs. Each is a function, listed with a sentence about the expected behaviour.
+//! Culvert's own specs. Each one is a function, listed with a sentence that states the expected behaviour.
 
 mod api_server_outage;
 mod attachment;
@@ -19,7 +19,7 @@ use tunnel_tests::clock::Instant;
 
 use crate::fixture::Fixture;
 
-/// Requirement of a spec on the cluster.
+/// A spec's requirement for the cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Requirement {
     /// Any service proxy.
@@ -38,7 +38,7 @@ pub(crate) struct Spec {
     body: fn(&Fixture<'_>) -> Result<()>,
 }
 
-/// All specs, in the order of the run.
+/// All specs, in the order in which they run.
 pub(crate) const ALL: [Spec; 13] = [
     spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",

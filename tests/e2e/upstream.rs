@@ -1,4 +1,4 @@
-//! Selects and runs specs of Kubernetes, and compares their results with the known failures.
+//! Selects and runs Kubernetes' specs, and compares their results with the known failures.
 
 mod known_failures;
 
@@ -13,7 +13,7 @@ use tunnel_cluster::{
 
 use self::known_failures::{KNOWN_FAILURES, NODE_PORTS, NODE_PORTS_OR_LOCAL};
 
-/// Prefix of the names of all network specs.
+/// The prefix that the names of all network specs have.
 const NETWORK_PREFIX: &str = "[sig-network] ";
 
 /// Fast specs that need only ClusterIPs and DNS.
@@ -26,7 +26,7 @@ const FEW: [&str; 6] = [
     "Services should serve multiport endpoints from pods",
 ];
 
-/// Parts of the names of specs about Services.
+/// Substrings in the names of specs about Services.
 const WIDER: [&str; 12] = [
     "Services",
     "Traffic Distribution",
@@ -42,7 +42,8 @@ const WIDER: [&str; 12] = [
     "EndpointSliceMirr",
 ];
 
-/// Parts of the names of specs that need several machines or a cloud, or that would disturb this machine.
+/// Substrings in the names of specs that need several machines or a cloud, or that would disturb this
+/// machine.
 const EXCLUDED: [&str; 9] = [
     "Disruptive",
     "Feature:LoadBalancer",
@@ -55,9 +56,9 @@ const EXCLUDED: [&str; 9] = [
     "sctp",
 ];
 
-/// Compares the result of a spec with the list of known failures. The failure of a listed spec becomes a
-/// known failure; for missing node ports, only if captured packets confirm it. A listed spec that passes is
-/// a failure, so that the list stays correct, unless it may pass by chance.
+/// Checks a spec's result against the list of known failures. If a listed spec fails, that becomes a known
+/// failure; if the missing feature is node ports, captured packets must confirm it. If a listed spec passes,
+/// that counts as a failure, so that the list stays correct, unless the spec may pass by chance.
 pub(crate) fn apply_known_failures(
     mut result: SpecResult,
     is_culvert: bool,
@@ -90,14 +91,14 @@ pub(crate) fn apply_known_failures(
     result
 }
 
-/// Features whose lack the captured packets must confirm.
+/// The features that count as missing only if captured packets confirm it.
 const CONFIRMED_BY_CAPTURE: [&str; 2] = [NODE_PORTS, NODE_PORTS_OR_LOCAL];
 
-/// Source port of the conntrack specs of Kubernetes, which do not log the node port.
+/// The source port that Kubernetes' conntrack specs use. These specs do not log the node port.
 const CONNTRACK_SOURCE_PORT: u16 = 12_345;
 
-/// Returns the node ports that never answered and that the spec names in its log, with their packet counts.
-/// For a conntrack spec, returns the node ports to which only its source port sent.
+/// Returns the node ports that the spec's log mentions and that never answered, with their packet counts. For
+/// a conntrack spec, also returns the unanswered node ports that got packets only from its source port.
 fn unanswered_ports(result: &SpecResult, counts: &CountsByNodePort) -> Vec<String> {
     let log = &result.log;
     let is_conntrack = result.name.contains("Conntrack");
@@ -122,7 +123,7 @@ fn unanswered_ports(result: &SpecResult, counts: &CountsByNodePort) -> Vec<Strin
         .collect()
 }
 
-/// Returns the feature that Culvert lacks for a spec, if the spec is a known failure.
+/// Returns the feature that a spec needs and Culvert lacks, if the spec is a known failure.
 fn missing_feature(name: &str) -> Option<&'static str> {
     let name = name.strip_prefix(NETWORK_PREFIX)?;
     let mut known = KNOWN_FAILURES.iter();
@@ -130,16 +131,16 @@ fn missing_feature(name: &str) -> Option<&'static str> {
     Some(feature)
 }
 
-/// A set of specs of Kubernetes.
+/// A set of Kubernetes' specs.
 #[derive(Clone, Debug)]
 pub(crate) enum SpecSet {
-    /// A few fast ones.
+    /// A few fast specs.
     Few,
-    /// Network specs with names that match a regular expression.
+    /// The network specs whose names match a regular expression.
     Matching(String),
-    /// Network specs of the conformance suite.
+    /// The network specs in the conformance suite.
     Conformance,
-    /// Network specs about Services beyond the conformance suite.
+    /// The network specs about Services that are not in the conformance suite.
     Wider,
 }
 
@@ -164,7 +165,7 @@ impl SpecSet {
         }
     }
 
-    /// Returns the number of specs in the set, if known, so that missing ones are noticed.
+    /// Returns the number of specs in the set, if it is known, so that missing specs are noticed.
     const fn count(&self) -> Option<usize> {
         match self {
             Self::Few => Some(FEW.len()),
@@ -174,14 +175,14 @@ impl SpecSet {
         }
     }
 
-    /// Returns true if Culvert's own specs run together with this set. `Wider` leaves them to other runs.
+    /// Returns true if Culvert's own specs run along with this set. `Wider` leaves them to other runs.
     pub(crate) const fn includes_culvert_specs(&self) -> bool {
         !matches!(self, Self::Wider)
     }
 }
 
-/// Runs a set of specs. Returns the results, sorted by name, and the counts of packets to node ports of
-/// other nodes.
+/// Runs a set of specs. Returns the results, sorted by name, and the counts of packets that nodes sent to
+/// each other's node ports.
 pub(crate) fn run(cluster: &Cluster, set: &SpecSet) -> Result<(Vec<SpecResult>, CountsByNodePort)> {
     let capture = cluster.capture_packets()?;
     let mut results = ginkgo::run(cluster, &set.selection())?;
@@ -211,7 +212,8 @@ mod tests {
         }
     }
 
-    /// Returns counts for node ports, each given by its address and its numbers of requests and answers.
+    /// Returns the packet counts for node ports, each given as its address and its numbers of requests and
+    /// answers.
     fn counts(ports: &[(&str, u64, u64)]) -> CountsByNodePort {
         let entry = |&(at, requests, answered): &(&str, u64, u64)| {
             let counts = PacketCounts {

@@ -1,4 +1,4 @@
-//! Checks an outage of the API server during which the daemons are killed: restarted daemons serve the last
+//! Checks an API server outage during which the daemons are killed: the restarted daemons serve the last
 //! known objects, and report that these are stale.
 
 use std::time::Duration;
@@ -13,13 +13,13 @@ use tunnel_tests::{
 
 use crate::fixture::Fixture;
 
-/// Duration of the outage.
+/// The duration of the outage.
 const OUTAGE: Duration = Duration::from_secs(60);
-/// Time limit for a daemon to restart and to become ready.
+/// The time limit for a daemon to restart, and for it to become ready.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(90);
-/// Connections per second from each client to each address.
+/// The number of connections per second from each client to each address.
 const RATE: u32 = 20;
-/// Maximum duration of the load.
+/// The maximum duration of the load.
 const MAX_LOAD: Duration = Duration::from_secs(400);
 
 pub(super) fn fails_no_connection(fixture: &Fixture<'_>) -> Result<()> {
@@ -78,7 +78,7 @@ fn status(node: &Node) -> Option<Value> {
     serde_json::from_str(&response.body).ok()
 }
 
-/// Returns the start time of a node's daemon.
+/// Returns the time when a node's daemon started.
 fn start_time(node: &Node) -> Option<String> {
     Some(status(node)?["started"].as_str()?.to_owned())
 }
@@ -97,7 +97,7 @@ fn is_ok(node: &Node, path: &str) -> bool {
         .is_ok_and(|response| response.status == 200)
 }
 
-/// Returns true if a daemon has saved the objects of the API server.
+/// Returns true if a node's daemon has saved the API server's objects.
 fn has_saved_objects(node: &Node) -> bool {
     node.state_directory().join("objects").exists()
 }

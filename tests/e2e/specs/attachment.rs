@@ -1,4 +1,4 @@
-//! Checks the control groups to which the kernel programs are attached.
+//! Checks which cgroups the kernel programs are attached to.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::fixture::Fixture;
 
-/// Expects the programs of each node to be attached to the control group of this node, and not to a parent,
-/// where they would also handle sockets of other nodes and of the machine.
+/// Expects each node's programs to be attached to the node's own cgroup, and not to a parent, where they
+/// would also handle sockets of other nodes and of the machine.
 pub(super) fn uses_own_cgroup(fixture: &Fixture<'_>) -> Result<()> {
     for node in &fixture.cluster.nodes {
         let response = node.get_from_daemon("/status")?;
@@ -16,7 +16,7 @@ pub(super) fn uses_own_cgroup(fixture: &Fixture<'_>) -> Result<()> {
         let path = status["cgroup"]
             .as_str()
             .context("the status has no cgroup")?;
-        // The path in the node differs from that outside, but the inode is the same.
+        // The path inside the node differs from the one outside, but the inode is the same.
         let attached = fs::metadata(node.path_from_outside(Path::new(path)))?.ino();
         let own = fs::metadata(&node.cgroup)?.ino();
         let (name, expected) = (node.name, node.cgroup.display());

@@ -1,4 +1,4 @@
-//! Reads Culvert's requests from the audit log of the API server.
+//! Reads Culvert's requests from the API server's audit log.
 
 use std::{
     fs,
@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use crate::fixture::Fixture;
 
-/// Prefix of the user names of Culvert's service accounts.
+/// The prefix that the user names of Culvert's service accounts have.
 const USER_PREFIX: &str = "system:serviceaccount:kube-system:culvert-";
 
-/// Returns all requests of Culvert's service accounts since the start of the cluster, each with the name of
-/// the account after [`USER_PREFIX`].
+/// Returns all requests that Culvert's service accounts have made since the cluster started, each with the
+/// account's name without [`USER_PREFIX`].
 pub(super) fn requests(fixture: &Fixture<'_>) -> Result<Vec<(String, Value)>> {
     let path = fixture.cluster.shared.logs.path("audit.jsonl");
     let mut requests = Vec::new();

@@ -15,8 +15,8 @@ use crate::{
 
 const NAME: &str = "leaving";
 
-/// Expects connected UDP sockets to fail at once when their Service is deleted, in pods and on hosts, so that
-/// programs do not wait for replies that never arrive.
+/// Expects connected UDP sockets in pods and on hosts to fail at once when their Service is deleted, so that
+/// programs do not wait for replies that will never arrive.
 pub(super) fn is_ended_with_its_service(fixture: &Fixture<'_>) -> Result<()> {
     let service = manifests::service(NAME, &["UDP"]);
     let selector = format!("{{app: {NAME}}}");
@@ -45,7 +45,7 @@ pub(super) fn is_ended_with_its_service(fixture: &Fixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns a connected socket on which a reply has arrived.
+/// Returns a connected socket that has already received a reply.
 fn connect(client: &Client, to: SocketAddr) -> Result<UdpSocket> {
     let try_once = || -> Result<UdpSocket> {
         let socket = client.udp_socket(to)?;

@@ -1,4 +1,4 @@
-//! Checks commands of `kubectl` that reach a pod on an edge node through the tunnel.
+//! Checks `kubectl` commands that reach a pod on an edge node through the tunnel.
 
 use std::{
     fs::{self, File},
@@ -14,11 +14,11 @@ use crate::{
     manifests::NAMESPACE,
 };
 
-/// Time limit for an agent to reconnect, and for output to arrive.
+/// The time limit for an agent to reconnect, and for output to arrive.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Local port of `kubectl port-forward` on the cloud node.
+/// The local port that `kubectl port-forward` listens on, on the cloud node.
 const FORWARDED_PORT: u16 = 18_080;
-/// Text that `netexec` logs when it handles a request.
+/// Text in the request, which `netexec` logs when it handles the request.
 const LOGGED_TEXT: &str = "hello-edge";
 
 pub(super) fn exec(fixture: &Fixture<'_>) -> Result<()> {
@@ -41,7 +41,7 @@ pub(super) fn logs(fixture: &Fixture<'_>) -> Result<()> {
         let output = File::create(&path)?;
         let logs = fixture.kubectl().start_with_output(&arguments, output)?;
         let contains = |text| fs::read_to_string(&path).is_ok_and(|log| log.contains(text));
-        // The server logs this at its start.
+        // The server logs this when it starts.
         wait::until(TIMEOUT, || contains("Started HTTP server"))
             .context("`kubectl logs` does not print the log")?;
         ensure!(
@@ -84,7 +84,7 @@ pub(super) fn port_forward(fixture: &Fixture<'_>) -> Result<()> {
     })
 }
 
-/// Runs a function with the name of the edge node, once its agent is connected.
+/// Calls `body` with the edge node's name, once the node's agent is connected.
 fn on_edge(fixture: &Fixture<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let edge = fixture.cluster.nodes.iter().find(|node| node.is_edge());
     let edge = edge.context("the cluster has no edge node")?.name;

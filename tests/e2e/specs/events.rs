@@ -11,12 +11,12 @@ use crate::{
     manifests::NAMESPACE,
 };
 
-/// The Service of the fixture.
+/// The fixture's Service.
 const NAME: &str = "web";
 const ANNOTATION: &str = "culvert.dev/algorithm";
 
-/// Expects that a Service with an invalid annotation is served, and that one Event reports that the
-/// annotation is ignored, and the reason.
+/// Expects a Service with an invalid annotation to be served, and exactly one Event to report that the
+/// annotation is ignored, and why.
 pub(super) fn report_an_invalid_annotation(fixture: &Fixture<'_>) -> Result<()> {
     annotate(fixture, &format!("{ANNOTATION}=fastest"))?;
     let result = check_event(fixture);
@@ -46,7 +46,7 @@ fn check_event(fixture: &Fixture<'_>) -> Result<()> {
     fixture.wait_until_served(NAME).map(drop)
 }
 
-/// Returns the addresses of the nodes that have requested the creation of an Event in the specs' namespace.
+/// Returns the addresses of the nodes that have tried to create an Event in the specs' namespace.
 fn reporting_nodes(fixture: &Fixture<'_>) -> BTreeSet<String> {
     let requests = audit_log::requests(fixture).unwrap_or_default();
     requests

@@ -1,4 +1,4 @@
-//! Compares the permissions of Culvert's service accounts with their requests.
+//! Compares the permissions of Culvert's service accounts with the requests that the accounts make.
 
 use std::collections::BTreeSet;
 
@@ -10,22 +10,22 @@ use crate::fixture::Fixture;
 
 const NAMESPACE: &str = "kube-system";
 
-/// Roles of each service account.
+/// The roles of each service account.
 const ROLES: [(&str, &[&str]); 2] = [
     ("node", &["clusterrole/culvert-node"]),
     ("cloud", &["clusterrole/culvert-node", "role/culvert-cloud"]),
 ];
 
-/// A permission: account, API group, resource and verb.
+/// A permission: the account, API group, resource and verb.
 type Permission = (String, String, String, String);
 
 /// Expects every account to use all of its permissions, and to request nothing else. This spec runs last,
-/// since it checks all requests since the start of the cluster.
+/// since it checks all requests made since the cluster started.
 pub(super) fn are_all_used(fixture: &Fixture<'_>) -> Result<()> {
     let granted = granted_permissions(fixture)?;
     let (used, refused) = requested_permissions(fixture)?;
-    // A request may be refused and later succeed, since an API server refuses everything until it has read
-    // the roles.
+    // A request may be refused at first and succeed later, since an API server refuses everything until it
+    // has read the roles.
     let denied: Vec<_> = refused.difference(&used).collect();
     ensure!(denied.is_empty(), "requests without permission: {denied:?}");
     let unused: Vec<_> = granted.difference(&used).collect();
@@ -57,7 +57,7 @@ fn granted_permissions(fixture: &Fixture<'_>) -> Result<BTreeSet<Permission>> {
     Ok(granted)
 }
 
-/// Returns the permissions that a rule of a role grants to an account.
+/// Returns the permissions that a role's rule grants to an account.
 fn permissions(account: &str, rule: &Value) -> Vec<Permission> {
     let texts = |name: &str| -> Vec<String> {
         let values = rule[name].as_array().into_iter().flatten();
@@ -76,7 +76,7 @@ fn permissions(account: &str, rule: &Value) -> Vec<Permission> {
     permissions
 }
 
-/// Returns the permissions that permitted requests used, and those that refused requests needed.
+/// Returns the permissions that granted requests used, and those that refused requests would have needed.
 fn requested_permissions(
     fixture: &Fixture<'_>,
 ) -> Result<(BTreeSet<Permission>, BTreeSet<Permission>)> {

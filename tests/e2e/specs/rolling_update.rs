@@ -1,4 +1,4 @@
-//! Checks a rolling update of a Deployment under load.
+//! Checks that a Deployment under load can be updated without losing connections.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -10,11 +10,11 @@ use crate::{
     manifests::{self, NAMESPACE},
 };
 
-/// Connections per second from each client to each address.
+/// The number of connections per second from each client to each address.
 const RATE: u32 = 25;
-/// Number of pods of the Deployment.
+/// The number of pods in the Deployment.
 const PODS: usize = 3;
-/// Maximum duration of the load.
+/// The maximum duration of the load.
 const MAX_LOAD: Duration = Duration::from_secs(180);
 
 pub(super) fn loses_no_connection(fixture: &Fixture<'_>) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn loses_no_connection(fixture: &Fixture<'_>) -> Result<()> {
     let reports = fixture.under_load(&addresses, RATE, MAX_LOAD, || {
         fixture.run_kubectl(&["rollout", "restart", "deploy/rolled"])?;
         kubectl.wait_for_rollout(NAMESPACE, "deploy/rolled")?;
-        // Terminating pods serve for some seconds.
+        // Terminating pods keep serving for a few seconds.
         wait::until(MAX_LOAD, || only_new_pods(fixture)).context("old pods are still there")
     })?;
     let servers: BTreeSet<&String> = reports

@@ -1,4 +1,4 @@
-//! Checks Services of pods, from clients in pods and on hosts.
+//! Checks Services backed by pods, using clients in pods and on hosts.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -11,11 +11,11 @@ use crate::{
     manifests::{self, NAMESPACE},
 };
 
-/// Number of requests; enough to reach each of four random backends.
+/// The number of requests. With random selection, this is enough to reach each of four backends.
 const REQUESTS: u32 = 80;
-/// Time limit of a connect that is to be refused. The kernel ignores the ICMP error of the first SYN if the
-/// sender still holds the lock of the socket. The error of the retransmission, a second later, then ends the
-/// connect.
+/// The time limit for a connect that should be refused. The kernel ignores the ICMP error for the first SYN
+/// if the sender still holds the socket lock. In that case, the connect fails only after the error for the
+/// retransmission, a second later.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) fn names_resolve(fixture: &Fixture<'_>) -> Result<()> {
@@ -106,7 +106,7 @@ pub(super) fn two_protocols_on_one_port(fixture: &Fixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Expects a backend to respond to a datagram.
+/// Expects a backend to reply to a datagram.
 fn check_udp(client: &Client, to: SocketAddr) -> Result<()> {
     let mut last = Ok(String::new());
     wait::until(Duration::from_secs(10), || {

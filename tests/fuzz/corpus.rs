@@ -1,4 +1,5 @@
-//! Parses every seed once, so that bugs found by fuzzing stay fixed even if nobody runs the fuzzer.
+//! Parses every seed once, so that regressions of bugs found by fuzzing are noticed even if nobody runs the
+//! fuzzer.
 #![expect(
     clippy::tests_outside_test_module,
     reason = "the file has only tests and their helper"
@@ -9,8 +10,8 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_userspace::fuzz;
 
-/// Passes each seed of a target to its parser, complete and without its last byte. Fails if the parser
-/// returns false, or if there is only one seed.
+/// Passes each of a target's seeds to its parser, once in full and once without the last byte. Fails if the
+/// parser returns false, or if there is at most one seed.
 fn check_seeds(target: &str, parse: impl Fn(&[u8]) -> bool) -> Result<()> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")

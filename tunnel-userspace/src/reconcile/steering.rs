@@ -1,6 +1,7 @@
 //! Reconciles the steering maps. A steering address contains the index of its record, so an index must keep
-//! its meaning as long as a connect to that address may be under way: a removed index is reused for another
-//! key only after [`QUARANTINE`]. The time of removal is stored in the maps, so this holds across restarts.
+//! its meaning for as long as a connection to that address may be in progress. A removed index is therefore
+//! not reused for another key until [`QUARANTINE`] has passed. The time of removal is stored in the maps, so
+//! this also holds across restarts.
 
 mod index_allocation;
 
@@ -32,36 +33,36 @@ use crate::{
     publish,
 };
 
-/// The settings of steering.
+/// The settings for steering.
 #[derive(Clone, Debug)]
 pub struct SteeringSettings {
-    /// The rules for nodes and ports; `None` if steering is off.
+    /// The rules for which nodes and ports to steer, or `None` if steering is off.
     pub rules: Option<SteeringRules>,
-    /// The steering prefixes.
+    /// The prefixes from which steering addresses are allocated.
     pub prefixes: Vec<Prefix>,
-    /// The port of the ingress.
+    /// The port that the ingress listens on.
     pub ingress_port: u16,
 }
 
-/// The state of steering, for status.
+/// The state of steering, as shown in the status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SteeringView {
     /// The number of edge nodes.
     pub edge_nodes: usize,
-    /// The number of addresses and ports that are steered.
+    /// The number of address and port pairs that are steered.
     pub entries: usize,
-    /// The number of addresses and ports that are not steered, since the maps or a prefix are full.
+    /// The number of address and port pairs that are not steered because the maps or a prefix are full.
     #[serde(default)]
     pub unprogrammed: usize,
     /// True if a write failed and will be retried.
     #[serde(default)]
     pub failing: bool,
-    /// The present problems, each with its object.
+    /// The current problems, each with the object it concerns.
     pub problems: Vec<String>,
 }
 
-/// Plans steering, and owns the steering maps.
+/// Plans steering and owns the steering maps.
 pub struct SteeringReconciler<M> {
     maps: M,
     sizes: MapSizes,
@@ -70,32 +71,32 @@ pub struct SteeringReconciler<M> {
     config_map: Option<Arc<ConfigMap>>,
     /// The keys in the map, each with the index of its record.
     keys: BTreeMap<SteeringKey, u32>,
-    /// All records in the map, including those that are marked as removed.
+    /// All records in the map, including those marked as removed.
     records: BTreeMap<u32, SteeringRecord>,
     plan: SteeringPlan,
-    /// Keys of an earlier process that are not planned. They stay as long as an object of the sources is
-    /// missing, since that object may be the one that requires them.
+    /// Keys left by an earlier process that are not planned. They are kept as long as an object is missing
+    /// from the sources, since that object may be the one that needs them.
     orphans: BTreeSet<SteeringKey>,
-    /// Planned keys without a free index or a free map entry.
+    /// Planned keys for which there is no free index or no free map entry.
     unallocated: BTreeSet<SteeringKey>,
     synced: bool,
     is_complete: bool,
-    /// True if something changed since the last sync.
+    /// True if something has changed since the last sync.
     has_changed: bool,
-    /// True if a write of the last sync failed.
+    /// True if a write failed during the last sync.
     has_failed: bool,
     pub(super) known_problems: BTreeSet<SteeringProblem>,
-    /// The number of problems that occurred in this process, by reason.
+    /// The number of problems that have occurred since this process started, by reason.
     pub(super) reason_counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<SteeringTargets>>,
 }
 
 impl<M: SteeringMaps> SteeringReconciler<M> {
-    /// Takes over the maps with their present content. `now` is the time since the machine started.
+    /// Takes over the maps with their current contents. `now` is the time since boot.
     ///
     /// # Errors
     ///
-    /// The maps can't be read or written.
+    /// Returns an error if the maps can't be read or written.
     pub fn adopt(
         mut maps: M,
         sizes: MapSizes,
@@ -133,20 +134,20 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             reason_counts: BTreeMap::new(),
             targets: watch::Sender::default(),
         };
-        // A process that was killed may have left records that no key refers to.
+        // A process that was killed may have left behind records that no key refers to.
         for index in steering.unreferenced_records() {
             steering.mark_removed(index, now)?;
         }
         Ok(steering)
     }
 
-    /// Returns a receiver for the targets that steering addresses represent, by index.
+    /// Returns a receiver for the targets that steering addresses stand for, keyed by index.
     #[must_use]
     pub fn targets(&self) -> watch::Receiver<Arc<SteeringTargets>> {
         self.targets.subscribe()
     }
 
-    /// Applies the changes of an update. Writes nothing.
+    /// Applies the changes in an update. Doesn't write to the maps.
     pub fn update(&mut self, update: &ClusterUpdate) {
         for (name, node) in &update.nodes {
             self.has_changed = true;
@@ -167,20 +168,20 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.is_complete = update.complete;
     }
 
-    /// Returns true if a change waits to be written.
+    /// Returns true if a change is waiting to be written.
     #[must_use]
     pub const fn has_changed(&self) -> bool {
         self.synced && self.has_changed
     }
 
-    /// Returns true if the last sync left something to retry: a write failed, or a key waits for an index
-    /// whose quarantine ends.
+    /// Returns true if the last sync left something to retry: a write that failed, or a key that is waiting
+    /// for an index to come out of quarantine.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
         self.synced && (self.has_failed || !self.unallocated.is_empty())
     }
 
-    /// Plans steering, and writes the differences. Failed writes are retried in the next sync.
+    /// Plans steering and writes the differences. Failed writes are retried by the next sync.
     pub fn sync(&mut self, now: Duration) {
         if !self.synced {
             return;
@@ -205,7 +206,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.replace_problems(problems);
     }
 
-    /// Returns one problem for all unallocated keys, since there may be thousands.
+    /// Returns a single problem for all unallocated keys, since there may be thousands of them.
     fn full_problem(&self) -> Option<SteeringProblem> {
         let first = self.plan.targets.get(self.unallocated.first()?)?;
         let others = self.unallocated.len() - 1;
@@ -220,7 +221,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.unallocated.clear();
         self.prune_orphans();
-        // A failed write may have left records without a key.
+        // A failed write may have left records that no key refers to.
         for index in self.unreferenced_records() {
             self.mark_removed(index, now)?;
         }
@@ -277,15 +278,16 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         Ok(())
     }
 
-    /// Removes the orphaned keys that need not be kept. While an object of the sources is missing, a key
-    /// stays if its Node or the list of its port may be that object.
+    /// Drops the orphaned keys that need not be kept. While an object is missing from the sources, a key is
+    /// kept if that object may be its Node or the ConfigMap that lists its port.
     fn prune_orphans(&mut self) {
         let rules = self.settings.rules.as_ref().filter(|_| !self.is_complete);
         let Some(rules) = rules.filter(|rules| !rules.is_own_edge(&self.nodes)) else {
             self.orphans.clear();
             return;
         };
-        // The addresses of all known Nodes; true if every Node with the address is an edge node.
+        // The addresses of all known Nodes, each with true if every Node that has the address is an edge
+        // node.
         let mut known: BTreeMap<Address, bool> = BTreeMap::new();
         for node in self.nodes.values() {
             for address in &node.internal_ips {
@@ -301,7 +303,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         });
     }
 
-    /// Returns the index of a key, if its record has the right steering address and port.
+    /// Returns a key's index if its record has the right steering address and ingress port.
     fn allocated_index(&self, key: &SteeringKey) -> Option<u32> {
         let index = *self.keys.get(key)?;
         let record = self.records.get(&index)?;
@@ -311,12 +313,12 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         .then_some(index)
     }
 
-    /// Writes the key that the probe dials: the programs store the network namespace of a connect to it,
-    /// which is that of the daemon.
+    /// Writes the key that the probe connects to. When it does, the BPF programs store the network namespace
+    /// that it connects from, which is the daemon's.
     ///
     /// # Errors
     ///
-    /// The maps can't be written.
+    /// Returns an error if the maps can't be written.
     pub fn write_probe_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
         let record = SteeringRecord {
             removed_at: 0,
@@ -331,18 +333,18 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.maps.write_key(key, index)
     }
 
-    /// Removes the probe's key. Returns the cookie of the network namespace that the programs stored, or 0
-    /// if they saw no connect.
+    /// Removes the probe's key. Returns the network namespace cookie that the programs stored, or 0 if they
+    /// saw no connect().
     ///
     /// # Errors
     ///
-    /// As [`Self::write_probe_key`], or the maps can't be read.
+    /// Returns an error if the maps can't be written or read.
     pub fn remove_probe_key(&mut self, key: &SteeringKey) -> Result<u64, AdoptError> {
         self.maps.delete_key(key)?;
         Ok(self.maps.host_namespace()?)
     }
 
-    /// Returns the records that no key refers to, except those that are marked as removed.
+    /// Returns the indices of all records that no key refers to, except those marked as removed.
     fn unreferenced_records(&self) -> Vec<u32> {
         let referenced: BTreeSet<u32> = self.keys.values().copied().collect();
         let is_unreferenced =
@@ -354,7 +356,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         unreferenced.map(|(index, _)| *index).collect()
     }
 
-    /// Marks a record as removed, by setting its time of removal; everything else stays.
+    /// Marks a record as removed by setting its time of removal. The rest of the record is unchanged.
     fn mark_removed(&mut self, index: u32, now: Duration) -> Result<(), WriteError> {
         if let Some(record) = self.records.get_mut(&index) {
             let removed = SteeringRecord {
@@ -367,8 +369,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         Ok(())
     }
 
-    /// Publishes the target of each index. With `with_old`, the targets of removed indices stay published,
-    /// since their keys still exist.
+    /// Publishes the target of each index. If `with_old` is true, the targets of removed indices stay
+    /// published, since their keys still exist.
     fn publish(&self, allocated: &BTreeMap<SteeringKey, u32>, with_old: bool) {
         let mut targets: SteeringTargets = allocated
             .iter()
@@ -382,7 +384,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         publish::publish_if_changed(&self.targets, Arc::new(targets));
     }
 
-    /// Replaces the problems, and logs those that are new or resolved.
+    /// Replaces the problems and logs those that are new or resolved.
     fn replace_problems(&mut self, problems: BTreeSet<SteeringProblem>) {
         for problem in problems.difference(&self.known_problems) {
             *self.reason_counts.entry(problem.reason).or_default() += 1;
@@ -402,7 +404,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.sizes.steered_entries() - 1
     }
 
-    /// Returns the state for status.
+    /// Returns the state of steering for the status.
     #[must_use]
     pub fn view(&self) -> SteeringView {
         let describe = |problem: &SteeringProblem| format!("{}: {}", problem.object, problem.text);

@@ -1,4 +1,4 @@
-//! The content of the service maps in the memory of this process: read once, then updated with every write.
+//! The contents of the service maps, kept in this process's memory: read once, then updated with every write.
 
 use std::collections::BTreeSet;
 
@@ -32,35 +32,35 @@ pub(crate) struct ProgrammedFrontend {
     pub(crate) record: Frontend,
 }
 
-/// The entries in the maps that have the id of one service port.
+/// The map entries that have one service port's id.
 #[derive(Debug, Default)]
 pub(crate) struct ProgrammedPort {
-    /// The frontends whose records have the id.
+    /// The frontends whose records have this id.
     pub(crate) frontends: LiteMap<FrontendKey, ()>,
-    /// The indices of the serving backends.
+    /// The serving backends, each with its index.
     pub(crate) backends: LiteMap<BackendTarget, u32>,
 }
 
-/// The two words of a backend that change in place.
+/// The two fields of a backend that are updated in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::reconcile) struct BackendStatus {
     pub(in crate::reconcile) state: BackendState,
     pub(super) membership: Membership,
 }
 
-/// The content of the service maps.
+/// The contents of the service maps.
 #[derive(Debug)]
 pub(crate) struct ActualContent {
     pub(crate) sizes: MapSizes,
     pub(crate) frontends: HashMap<FrontendKey, ProgrammedFrontend>,
-    /// The backend indices of each set.
+    /// The backend sets, as lists of backend indices.
     pub(in crate::reconcile) sets: RefCountedLists<u32>,
-    /// The ranges of clients that may use restricted frontends.
+    /// The lists of source ranges that restrict frontends.
     pub(in crate::reconcile) source_ranges: RefCountedLists<SourceRange>,
     pub(crate) ports: HashMap<u32, ProgrammedPort>,
-    /// The ids of service ports, by Service.
+    /// The ids of each Service's ports.
     pub(crate) ids: HashMap<ObjectName, LiteMap<PortName, u32>>,
-    /// The last state and sets of each backend index; zeros for an index that was never used.
+    /// The last state and set membership of each backend index, all zeros for an index that was never used.
     pub(super) backend_statuses: Vec<BackendStatus>,
     pub(crate) used_backends: u32,
     pub(crate) free_frontends: IndexAllocator,
@@ -71,7 +71,7 @@ pub(crate) struct ActualContent {
 }
 
 impl ActualContent {
-    /// Returns the content of newly created maps.
+    /// Returns the contents of newly created maps.
     pub(crate) fn empty(sizes: MapSizes) -> Self {
         let none = BTreeSet::new();
         Self {
@@ -98,13 +98,13 @@ impl ActualContent {
             .collect()
     }
 
-    /// Returns the last state and sets of a backend index.
+    /// Returns the last state and set membership of a backend index.
     pub(in crate::reconcile) fn backend_status(&self, index: u32) -> BackendStatus {
         let known = self.backend_statuses.get(to_usize(index));
         known.copied().unwrap_or_default()
     }
 
-    /// Updates the tracked state and sets of a backend index.
+    /// Updates the tracked state and set membership of a backend index.
     pub(super) fn update_backend_status(
         &mut self,
         index: u32,
@@ -113,7 +113,7 @@ impl ActualContent {
         self.backend_statuses.get_mut(to_usize(index)).map(change);
     }
 
-    /// Returns the id of a service port, if it has one.
+    /// Returns a service port's id, if it has one.
     pub(crate) fn id(&self, name: &PortName) -> Option<u32> {
         self.ids.get(&name.service)?.get(name).copied()
     }
@@ -125,7 +125,7 @@ impl ActualContent {
             .insert(name, id);
     }
 
-    /// Returns the first id that `is_wanted` accepts, of those in the records of a plan's frontends.
+    /// Returns the first id stored in the records of a plan's frontends that `is_wanted` accepts.
     pub(super) fn find_id(
         &self,
         plan: &PortPlan,
@@ -140,20 +140,20 @@ impl ActualContent {
             .find(is_wanted)
     }
 
-    /// Returns the index of a service port's serving backend with an address and port.
+    /// Returns the index of the service port's serving backend at the given address and port.
     pub(crate) fn backend(&self, id: u32, target: &BackendTarget) -> Option<u32> {
         self.ports.get(&id)?.backends.get(target).copied()
     }
 
-    /// Returns the records with the id of a service port.
+    /// Returns the frontend records that have a service port's id.
     pub(crate) fn records_of(&self, id: u32) -> impl Iterator<Item = &Frontend> {
         let ports = self.ports.get(&id).into_iter();
         let keys = ports.flat_map(|port| port.frontends.keys());
         keys.filter_map(|key| Some(&self.frontends.get(key)?.record))
     }
 
-    /// Returns the ranges of clients that may use the restricted frontends of a port; empty if no frontend
-    /// is restricted.
+    /// Returns the source ranges of a port's restricted frontends, or an empty slice if no frontend is
+    /// restricted.
     pub(crate) fn source_ranges_of(&self, id: u32) -> &[SourceRange] {
         let mut lists = self
             .records_of(id)
@@ -161,14 +161,15 @@ impl ActualContent {
         lists.find(|list| !list.is_empty()).unwrap_or_default()
     }
 
-    /// Increments the reference counts of a record's lists.
+    /// Increments the reference counts of the lists that a record refers to.
     pub(crate) fn add_references(&mut self, record: &Frontend) {
         self.sets.add_reference(record.cluster);
         self.sets.add_reference(record.local);
         self.source_ranges.add_reference(record.source_ranges);
     }
 
-    /// Decrements the reference counts of a record's lists, and retires each list without a reference.
+    /// Decrements the reference counts of the lists that a record refers to, and retires each list that has
+    /// no references left.
     pub(crate) fn remove_references(&mut self, record: &Frontend, retired: &mut RetiredEntries) {
         let sets = [record.cluster, record.local].into_iter();
         let slots = sets.filter_map(|set| self.sets.remove_reference(set));
@@ -177,15 +178,15 @@ impl ActualContent {
         retired.0.extend(ranges.map(RetiredEntry::SourceRanges));
     }
 
-    /// Finds the free backend indices, and the removed ones that still have open connections. A grace period
-    /// must have passed since the maps were read, so that all programs have counted their connections.
+    /// Finds the free backend indices and those of removed backends that still have open connections. A grace
+    /// period must have passed since the maps were read, so that all programs have counted their connections.
     pub(crate) fn find_draining(&mut self, reader: &impl CounterReader) {
         let used = self.serving_indices();
         (self.draining, self.free_backends) =
             DrainingBackends::find(reader, self.sizes.backend_entries(), used);
     }
 
-    /// Removes a service port from the ids.
+    /// Removes the id assigned to a service port.
     pub(crate) fn remove_name(&mut self, name: &PortName) {
         if let Some(ids) = self.ids.get_mut(&name.service) {
             ids.remove(name);
@@ -195,7 +196,7 @@ impl ActualContent {
         }
     }
 
-    /// Reserves memory for this number of Services, so that inserting them doesn't reallocate.
+    /// Reserves memory for the given number of Services, so that inserting them doesn't reallocate.
     pub(crate) fn reserve(&mut self, services: usize) {
         self.frontends.reserve(services);
         self.sets.reserve(services);
@@ -203,7 +204,7 @@ impl ActualContent {
         self.ids.reserve(services);
     }
 
-    /// Returns the ids that are assigned to no service port.
+    /// Returns the ids that are not assigned to any service port.
     pub(crate) fn unassigned_ids(&self) -> BTreeSet<u32> {
         let named = self.ids.values().flat_map(LiteMap::values).copied();
         let mut unassigned: BTreeSet<u32> = self.ports.keys().copied().collect();
@@ -213,7 +214,7 @@ impl ActualContent {
         unassigned
     }
 
-    /// Returns the number of entries in use, by map.
+    /// Returns the number of entries in use in each map.
     pub(crate) fn usage(&self) -> MapUsage {
         MapUsage {
             frontends: self.frontends.len(),
@@ -223,7 +224,7 @@ impl ActualContent {
         }
     }
 
-    /// Returns the number of frontends and service port ids that differ from `other`.
+    /// Returns the number of frontends and service port ids whose entries differ from those in `other`.
     pub(crate) fn differences(&self, other: &Self) -> usize {
         let new = other.frontends.keys();
         let new = new.filter(|key| !self.frontends.contains_key(key));
@@ -241,13 +242,13 @@ impl ActualContent {
         frontends.count() + ports.count()
     }
 
-    /// Returns the backend sets and client ranges of a record.
+    /// Returns the backend sets and source ranges that a record refers to.
     fn lists_of(&self, record: &Frontend) -> ([&[u32]; 2], &[SourceRange]) {
         let sets = [record.cluster, record.local].map(|set| self.sets.items(set));
         (sets, self.source_ranges.items(record.source_ranges))
     }
 
-    /// Returns the serving backends of a port, and the set membership of each.
+    /// Returns a port's serving backends and the set membership of each.
     fn backends_with_sets(
         &self,
         id: u32,
@@ -259,7 +260,7 @@ impl ActualContent {
         Some((backends, sets.collect()))
     }
 
-    /// Moves the names of the service ports from an earlier reading, for ids that still exist.
+    /// Takes the names of the service ports from an earlier read of the maps, for ids that still exist.
     pub(crate) fn move_names_from(&mut self, earlier: &mut Self) {
         for (service, mut ids) in std::mem::take(&mut earlier.ids) {
             ids.retain(|_, id| self.ports.contains_key(id));
@@ -270,7 +271,7 @@ impl ActualContent {
     }
 }
 
-/// The number of entries in use, by map.
+/// The number of entries in use in each map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapUsage {
     pub(crate) frontends: usize,
@@ -280,7 +281,7 @@ pub(crate) struct MapUsage {
 }
 
 impl MapUsage {
-    /// Returns true if any number is greater than in `other`.
+    /// Returns true if any of the numbers is greater than in `other`.
     pub(crate) const fn exceeds(&self, other: &Self) -> bool {
         self.frontends > other.frontends
             || self.slots > other.slots

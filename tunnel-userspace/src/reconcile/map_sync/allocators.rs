@@ -1,4 +1,4 @@
-//! Allocators for entries of array maps: single indices, and contiguous ranges.
+//! Allocators for entries in array maps, either single indices or contiguous ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ pub(crate) struct IndexAllocator {
 }
 
 impl IndexAllocator {
-    /// Creates an allocator; all indices are free except those in `used`.
+    /// Creates an allocator in which all indices are free except those in `used`.
     pub(crate) fn new(limit: u32, used: &BTreeSet<u32>) -> Self {
         // The indices above the highest one in use are free, and so are the gaps below it.
         let first_unused = used.last().map_or(0, |last| last + 1).min(limit);
@@ -41,14 +41,14 @@ impl IndexAllocator {
         self.freed.push(index);
     }
 
-    /// Returns the number of free indices.
+    /// Returns how many indices are free.
     pub(crate) fn free_count(&self) -> usize {
         self.freed.len() + to_usize(self.limit - self.first_unused)
     }
 }
 
-/// Allocates contiguous ranges below a limit: takes the smallest free range that is large enough, and merges
-/// adjacent free ranges.
+/// Allocates contiguous ranges below a limit, from the smallest free range that is large enough. Adjacent
+/// free ranges are merged.
 #[derive(Debug, Default)]
 pub(crate) struct RangeAllocator {
     by_base: BTreeMap<u32, u32>,
@@ -56,14 +56,14 @@ pub(crate) struct RangeAllocator {
 }
 
 impl RangeAllocator {
-    /// Creates an allocator; all entries below the limit are free.
+    /// Creates an allocator in which all entries below the limit are free.
     pub(crate) fn new(limit: u32) -> Self {
         let mut ranges = Self::default();
         ranges.insert(0, limit);
         ranges
     }
 
-    /// Allocates a range of this length, and returns its first index; 0 for an empty range.
+    /// Allocates a range of the given length and returns its first index, which is 0 for an empty range.
     pub(crate) fn allocate(&mut self, length: u32) -> Option<u32> {
         if length == 0 {
             return Some(0);
@@ -74,7 +74,7 @@ impl RangeAllocator {
         Some(base)
     }
 
-    /// Allocates exactly this range. Returns false if a part of it is in use.
+    /// Allocates exactly this range. Returns false if any part of it is in use.
     pub(crate) fn allocate_at(&mut self, base: u32, length: u32) -> bool {
         if length == 0 {
             return true;

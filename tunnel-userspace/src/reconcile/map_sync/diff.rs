@@ -1,4 +1,4 @@
-//! The difference between the content of the maps and the plan of one service port. Pure.
+//! Computes the difference between the contents of the maps and the plan for one service port. Does no I/O.
 
 use std::collections::BTreeMap;
 
@@ -17,38 +17,40 @@ use crate::{
     plan::{BackendTarget, FrontendPlan, PortPlan},
 };
 
-/// The maps have no room for a plan.
+/// A plan doesn't fit into the maps.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Shortage {
-    /// The reason: the map that is full.
+    /// The reason, which names the map that is full.
     pub(crate) reason: Reason,
-    /// True if there will be room once retired entries are freed; false if the configured size of the map
-    /// is too small.
+    /// True if there will be room once retired entries are freed, or false if the map's configured size is
+    /// too small.
     pub(crate) is_temporary: bool,
 }
 
-/// The changes that bring the entries of one service port to its plan.
+/// The changes that bring one service port's entries into line with its plan.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct PortDiff {
     pub(crate) id: u32,
     pub(crate) new_backends: Vec<(BackendTarget, Membership)>,
-    /// The indices of backends that change their sets.
+    /// The indices of backends whose set membership changes, each with the new membership.
     pub(crate) set_changes: Vec<(u32, Membership)>,
-    /// The set for policy Cluster, if the maps have it; `None` if its slots must be written.
+    /// The set for traffic policy `Cluster` if it is already in the maps, or `None` if its slots must be
+    /// written.
     pub(crate) cluster_set: Option<IndexRange>,
-    /// The set for policy Local, if the maps have it; `None` if its slots must be written.
+    /// The set for traffic policy `Local` if it is already in the maps, or `None` if its slots must be
+    /// written.
     pub(crate) local_set: Option<IndexRange>,
-    /// Frontends that are new, or whose record changes.
+    /// Frontends that are new or whose record changes.
     pub(crate) upserts: Vec<(FrontendKey, FrontendPlan)>,
     pub(crate) deletes: Vec<FrontendKey>,
-    /// Ranges of clients that must be written.
+    /// Source ranges that must be written.
     pub(crate) new_source_ranges: Vec<SourceRange>,
     /// Backends that are no longer planned.
     pub(crate) removed_backends: Vec<(BackendTarget, u32)>,
 }
 
 impl PortDiff {
-    /// Compares the entries of a service port id with its plan.
+    /// Compares the entries that have a service port's id with the port's plan.
     pub(crate) fn between(actual: &ActualContent, id: u32, plan: &PortPlan) -> Self {
         let cluster = existing_set(actual, id, &plan.cluster, |frontend| frontend.cluster);
         let local = existing_set(actual, id, &plan.local, |frontend| frontend.local);
@@ -102,9 +104,9 @@ impl PortDiff {
         }
     }
 
-    /// Checks that the maps have room for the changes: first by their configured sizes, then by their free
-    /// entries. The maps have more entries than configured, but only so that old and new ones can coexist
-    /// until the old ones are freed.
+    /// Checks that the maps have room for the changes, first against their configured sizes and then against
+    /// their free entries. The maps have more entries than configured, but only so that old and new entries
+    /// can coexist until the old ones are freed.
     pub(crate) fn check_room(
         &self,
         actual: &ActualContent,
@@ -159,7 +161,7 @@ impl PortDiff {
         Ok(())
     }
 
-    /// Returns the number of slots that must be written.
+    /// Returns how many slots must be written.
     fn new_slots(&self, plan: &PortPlan) -> usize {
         let sets = [
             (self.cluster_set, &plan.cluster),
@@ -169,7 +171,7 @@ impl PortDiff {
         new.map(|(_, targets)| targets.len()).sum()
     }
 
-    /// Returns the number of slots that are no longer in use after the changes.
+    /// Returns how many slots will no longer be in use after the changes.
     fn retired_slots(&self, actual: &ActualContent) -> usize {
         let (cluster, local) = (self.cluster_set.is_none(), self.local_set.is_none());
         let of_records = actual.records_of(self.id).flat_map(|record| {
@@ -180,7 +182,7 @@ impl PortDiff {
     }
 }
 
-/// Returns the backends of a plan, each with the sets that contain it.
+/// Returns a plan's backends, each with its set membership.
 fn memberships(plan: &PortPlan) -> BTreeMap<&BackendTarget, Membership> {
     let only_serving = plan.serving.iter().map(|target| (target, Membership::NONE));
     let mut all: BTreeMap<_, _> = only_serving.collect();
@@ -197,14 +199,14 @@ fn memberships(plan: &PortPlan) -> BTreeMap<&BackendTarget, Membership> {
     all
 }
 
-/// A placeholder, different from any real set, for client ranges that are not written yet.
+/// A placeholder for source ranges that have not been written yet. It differs from every real range.
 const UNWRITTEN: IndexRange = IndexRange {
     base: u32::MAX,
     len: u32::MAX,
 };
 
-/// Returns the record of a frontend. Its backends and sets must have been written, or the record differs from
-/// the final one.
+/// Returns a frontend's record. If its backends and sets have not all been written yet, the record differs
+/// from the final one.
 pub(crate) fn frontend_record(
     actual: &ActualContent,
     (key, frontend): (FrontendKey, &FrontendPlan),
@@ -246,7 +248,7 @@ pub(crate) fn frontend_record(
     }
 }
 
-/// Returns the backends that the record itself contains: all of a small set, none of a larger one.
+/// Returns the backends that the record itself contains: all those of a small set, or none of a larger one.
 fn record_backends(
     actual: &ActualContent,
     id: u32,
@@ -262,7 +264,7 @@ fn record_backends(
     inline_backends(targets, &indices)
 }
 
-/// Returns the port's set in the maps with exactly these backends, if there is one.
+/// Returns the port's set in the maps that has exactly these backends, if there is one.
 fn existing_set(
     actual: &ActualContent,
     id: u32,

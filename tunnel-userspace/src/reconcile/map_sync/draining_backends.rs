@@ -1,21 +1,21 @@
-//! Removed backends that still have open connections. Their indices are not reused before the last
-//! connection has closed: its close would be counted for the new backend.
+//! Removed backends that still have open connections. An index is not reused until its last connection has
+//! been closed; otherwise the close would be counted against the new backend.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::allocators::IndexAllocator;
 use crate::reconcile::map_access::CounterReader;
 
-/// The maximum number of connection counters that one poll reads.
+/// The maximum number of connection counters to read in one poll.
 const BATCH: usize = 4096;
 
-/// The indices of removed backends with open connections, in the order in which they are polled.
+/// The indices of removed backends that have open connections, in the order in which they are polled.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct DrainingBackends(VecDeque<u32>);
 
 impl DrainingBackends {
-    /// Reads the connection counters of all unused indices. Returns the indices with open connections, and
-    /// the free ones.
+    /// Reads the connection counters of all unused indices. Returns the indices that have open connections
+    /// and the free ones.
     pub(super) fn find(
         reader: &impl CounterReader,
         entries: u32,
@@ -35,8 +35,8 @@ impl DrainingBackends {
         self.0.len()
     }
 
-    /// Frees the index of a removed backend that no program can still choose, or adds it to the polled ones
-    /// if it has open connections.
+    /// Frees the index of a removed backend that no program can choose any more, or adds the index to those
+    /// being polled if the backend still has open connections.
     pub(super) fn free_or_drain(
         &mut self,
         index: u32,
@@ -50,7 +50,7 @@ impl DrainingBackends {
         }
     }
 
-    /// Polls the next indices, and frees those without open connections. Returns the number of freed ones.
+    /// Polls the next indices and frees those that have no open connections. Returns how many were freed.
     pub(super) fn poll(&mut self, reader: &impl CounterReader, free: &mut IndexAllocator) -> usize {
         let before = self.0.len();
         for _ in 0..before.min(BATCH) {
@@ -71,6 +71,6 @@ fn has_open_connections(reader: &impl CounterReader, index: u32) -> bool {
             "cannot read the open connections of a removed backend, so its index is not freed"
         );
     });
-    // A count that can't be read may not be 0.
+    // If the count can't be read, it might not be 0.
     !matches!(open, Ok(0))
 }

@@ -6,13 +6,13 @@ use crate::{
     plan::{BackendTarget, FrontendKind, FrontendPlan, PortPlan},
 };
 
-/// A frontend of the daemon's own, which no Service has. The daemon connects to it to check that the programs
-/// translate connects.
+/// A frontend that belongs to the daemon rather than to a Service. The daemon connects to it to check that
+/// the BPF programs translate connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeFrontend {
     /// The address, port and protocol that the daemon dials.
     pub frontend: FrontendKey,
-    /// Its only backend.
+    /// The frontend's only backend.
     pub target: BackendTarget,
 }
 

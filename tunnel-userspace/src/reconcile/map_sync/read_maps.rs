@@ -1,4 +1,4 @@
-//! Reads the content of the service maps: at the start, for each audit, and after a refused batch.
+//! Reads the contents of the service maps at startup, for each audit, and after a refused batch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,26 +19,26 @@ use crate::{
     reconcile::map_access::{MapReader, ReadError},
 };
 
-/// Invalid entries of the maps, left by a crash or another program.
+/// Invalid map entries, left by a crash or by another program.
 #[derive(Debug, Default)]
 pub(crate) struct InvalidEntries {
     /// Keys without a valid record. They must be removed before anything is written, since their records
     /// are treated as free.
     pub(crate) frontend_keys: Vec<FrontendKey>,
-    /// The indices of backends that serve, but belong to no service port with a frontend.
+    /// The indices of backends that serve but don't belong to any service port that has a frontend.
     pub(crate) backends: Vec<u32>,
 }
 
-/// The state of reading the maps.
+/// The state of a read of the maps that is in progress.
 struct MapRead<'a, R> {
     reader: &'a R,
     /// The serving backends, by index.
     backends: BTreeMap<u32, Backend>,
-    /// The valid entries that were read so far.
+    /// The valid entries read so far.
     actual: ActualContent,
 }
 
-/// Reads the maps. Returns the valid entries, and the invalid ones. All backend indices are free until
+/// Reads the maps and returns the valid entries and the invalid ones. All backend indices count as free until
 /// [`ActualContent::find_draining`] is called.
 pub(in crate::reconcile) fn read_maps(
     reader: &impl MapReader,
@@ -83,7 +83,8 @@ pub(in crate::reconcile) fn read_maps(
 }
 
 impl<R: MapReader> MapRead<'_, R> {
-    /// Adds a frontend to the valid entries. Returns false if its record, sets or backends are invalid.
+    /// Adds a frontend to the valid entries. Returns false if its record or anything that the record refers
+    /// to is invalid.
     fn add_frontend(&mut self, key: FrontendKey, index: u32) -> Result<bool, ReadError> {
         let entries = self.actual.sizes.frontend_entries();
         if index >= entries {
@@ -135,7 +136,7 @@ impl<R: MapReader> MapRead<'_, R> {
         })
     }
 
-    /// Returns true if the copies of backends in the record match its set.
+    /// Returns true if the copies of backends in a record match the record's set.
     fn inline_backends_match(&self, record: &Frontend) -> bool {
         let indices = self.actual.sets.items(Traffic::Sockets.set(record));
         let indices = if indices.len() > MAX_INLINE_BACKENDS {
@@ -148,13 +149,14 @@ impl<R: MapReader> MapRead<'_, R> {
         targets.is_some_and(|targets| record.inline_backends == inline_backends(&targets, indices))
     }
 
-    /// Adds the serving backends of service ports with a frontend to the valid entries. Returns the others.
+    /// Adds the serving backends of service ports that have a frontend to the valid entries. Returns the
+    /// indices of the other serving backends.
     fn add_backends(&mut self) -> Vec<u32> {
         let sets = self.actual.sets.all();
         let in_sets: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut invalid = Vec::new();
-        // Of two backends with the same address and port, the one in a set is valid: the other one was
-        // removed, and only has open connections.
+        // If two backends have the same address and port, the one in a set is the valid one. The other has
+        // been removed and merely has open connections left.
         let (first, second): (Vec<_>, Vec<_>) = self
             .backends
             .iter()

@@ -1,5 +1,5 @@
-//! Lists of consecutive array entries, with reference counts: backend sets in the array of slots, and client
-//! ranges in theirs. Frontend records refer to them.
+//! Reference-counted lists of consecutive array entries that frontend records refer to: backend sets in the
+//! array of slots, and source ranges in an array of their own.
 
 use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
 
@@ -8,18 +8,18 @@ use tunnel_common::service::IndexRange;
 
 use super::allocators::{RangeAllocator, to_usize};
 
-/// A list, and the number of records that refer to it.
+/// A list and the number of records that refer to it.
 #[derive(Debug)]
 struct RefCountedList<T> {
     records: u32,
     items: Arc<[T]>,
 }
 
-/// The lists in an array map, by the index of their first entry.
+/// The lists in an array map, keyed by the index of their first entry.
 #[derive(Debug)]
 pub(in crate::reconcile) struct RefCountedLists<T> {
     by_base: HashMap<u32, RefCountedList<T>>,
-    /// The position of each list, for sharing equal lists; `None` if lists are not shared.
+    /// The position of each list, used to share equal lists, or `None` if lists are not shared.
     shared: Option<HashMap<Arc<[T]>, IndexRange>>,
     free: RangeAllocator,
     entries: u32,
@@ -28,7 +28,7 @@ pub(in crate::reconcile) struct RefCountedLists<T> {
 }
 
 impl<T: Eq + Hash> RefCountedLists<T> {
-    /// Creates an array of free entries.
+    /// Creates an array in which all entries are free.
     pub(super) fn new(entries: u32) -> Self {
         Self {
             by_base: HashMap::new(),
@@ -39,7 +39,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         }
     }
 
-    /// Creates an array of free entries in which equal lists are stored only once.
+    /// Creates an array in which all entries are free and equal lists are stored only once.
     pub(super) fn new_shared(entries: u32) -> Self {
         Self {
             shared: Some(HashMap::new()),
@@ -47,12 +47,12 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         }
     }
 
-    /// Reserves memory for this number of lists, so that inserting them doesn't reallocate.
+    /// Reserves memory for the given number of lists, so that inserting them doesn't reallocate.
     pub(super) fn reserve(&mut self, lists: usize) {
         self.by_base.reserve(lists);
     }
 
-    /// Reads the list of a record from the map, unless it is known. Returns true if the list is valid.
+    /// Reads a record's list from the map unless it is already known. Returns true if the list is valid.
     pub(super) fn read_list<E>(
         &mut self,
         range: IndexRange,
@@ -78,7 +78,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         Ok(is_free)
     }
 
-    /// Returns the position of a shared list, if it exists.
+    /// Returns the position of a shared list, if the list exists.
     pub(super) fn find_shared(&self, items: &[T]) -> Option<IndexRange> {
         if items.is_empty() {
             return Some(IndexRange::default());
@@ -91,14 +91,14 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         self.list_at(range).map_or(&[], |list| &list.items)
     }
 
-    /// Allocates room for a new list.
+    /// Allocates space for a new list.
     pub(in crate::reconcile) fn allocate(&mut self, len: usize) -> Option<IndexRange> {
         let len = u32::try_from(len).ok()?;
         let base = self.free.allocate(len)?;
         Some(IndexRange { base, len })
     }
 
-    /// Adds a list that was written into allocated room. No record refers to it yet.
+    /// Adds a list that has been written to allocated space and that no record refers to yet.
     pub(super) fn insert(&mut self, range: IndexRange, items: Vec<T>) {
         if range.len == 0 {
             return;
@@ -112,7 +112,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
             .insert(range.base, RefCountedList { records: 0, items });
     }
 
-    /// Increments the reference count of a list.
+    /// Increments a list's reference count.
     pub(super) fn add_reference(&mut self, range: IndexRange) {
         if let Some(list) = self.by_base.get_mut(&range.base)
             && range.len > 0
@@ -121,8 +121,8 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         }
     }
 
-    /// Decrements the reference count of a list. Removes the list at 0, and returns its position, which may
-    /// be freed once no program reads it.
+    /// Decrements a list's reference count. If the count reaches 0, removes the list and returns its
+    /// position, which may be freed once no program reads it any more.
     pub(super) fn remove_reference(&mut self, range: IndexRange) -> Option<IndexRange> {
         let list = self
             .by_base
@@ -132,7 +132,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         self.remove_unused(range)
     }
 
-    /// Removes and frees a list, if no record refers to it.
+    /// Removes and frees a list if no record refers to it.
     pub(super) fn free_unused(&mut self, range: IndexRange) {
         if let Some(unused) = self.remove_unused(range) {
             self.free(unused);
@@ -149,13 +149,13 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         Some(range)
     }
 
-    /// Frees the room of a removed list that no program reads any more.
+    /// Frees the space occupied by a removed list that no program reads any more.
     pub(super) fn free(&mut self, range: IndexRange) {
         self.free.free(range.base, range.len);
     }
 
-    /// Returns the number of entries that would become unused without the references `of_records`: those in
-    /// lists with no other reference.
+    /// Returns how many entries would become unused without the references in `of_records`, that is, how many
+    /// entries are in lists that have no other references.
     pub(super) fn unused_without(&self, of_records: impl Iterator<Item = IndexRange>) -> usize {
         let mut records = BTreeMap::<_, u32>::new();
         for range in of_records {
@@ -168,7 +168,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         records.into_iter().filter_map(is_unused).sum()
     }
 
-    /// Returns each list with the index of its first entry, in the order of the array.
+    /// Returns each list with the index of its first entry, in array order.
     pub(in crate::reconcile) fn all(&self) -> impl Iterator<Item = (u32, &[T])> {
         let all = self.by_base.iter();
         let all: BTreeMap<_, _> = all.map(|(base, list)| (*base, &*list.items)).collect();

@@ -1,14 +1,14 @@
-//! The map values of backend sets: slots, and the copies of backends in frontend records.
+//! The map values that represent backend sets: slots, and copies of backends in frontend records.
 
 use foldhash::{HashMap, HashMapExt as _};
 use tunnel_common::service::{InlineBackend, MAX_INLINE_BACKENDS, Slot};
 
 use crate::plan::BackendTarget;
 
-/// The number of slots up to which counting repeatedly is faster than a hash map.
+/// The maximum number of slots for which counting repeatedly is faster than building a hash map.
 const FEW: usize = 16;
 
-/// Returns the slots of a set; `backends` has the backend index of each slot.
+/// Returns a set's slots. `backends` contains the backend index for each slot.
 pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot> {
     let mut shares: HashMap<u32, u32> = HashMap::new();
     let looked_up = if backends.len() > FEW { backends } else { &[] };
@@ -26,8 +26,8 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     backends.iter().map(slot)
 }
 
-/// Returns the copies of a small set's backends for a frontend record; `indices` has the backend index of
-/// each target.
+/// Returns the copies of a small set's backends that a frontend record contains. `indices` contains the
+/// backend index of each target.
 pub(super) fn inline_backends(
     targets: &[BackendTarget],
     indices: &[u32],

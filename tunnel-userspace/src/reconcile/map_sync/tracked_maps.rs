@@ -1,7 +1,7 @@
-//! The service maps together with their tracked content. The order of writes is safe at every step: first new
-//! entries that nothing refers to yet (backends, slots, records), then one hash update per frontend, then the
-//! removal of entries that nothing refers to any more. A crash between two writes leaves either the complete
-//! old entry of a frontend or the complete new one.
+//! The service maps, together with their tracked contents. Writes are made in an order that is safe at every
+//! step: first, new entries that nothing refers to yet (backends, slots, records); then, one hash map update
+//! per frontend; finally, the removal of entries that nothing refers to any more. A crash between two writes
+//! leaves each frontend with either its complete old entry or its complete new one.
 
 use tunnel_common::{
     addr::Protocol,
@@ -25,10 +25,10 @@ use crate::{
     },
 };
 
-/// A change of the maps was not made.
+/// A change to the maps was not made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChangeError {
-    /// The maps have no room.
+    /// The maps have no room for the change.
     #[error("{}", .0.reason.meaning())]
     NoRoom(Shortage),
     /// The kernel refused a write.
@@ -37,7 +37,7 @@ pub(super) enum ChangeError {
 }
 
 impl ChangeError {
-    /// Returns the problem with the service port that was to be changed.
+    /// Converts the error into a problem with the service port that should have been changed.
     pub(super) fn problem(&self) -> PortProblem {
         let text = self.to_string();
         match self {
@@ -53,7 +53,7 @@ impl ChangeError {
     }
 }
 
-/// Returns a shortage that ends once retired entries are freed.
+/// Returns the error for a shortage that will end once retired entries are freed.
 const fn temporarily_full(reason: Reason) -> ChangeError {
     let is_temporary = true;
     ChangeError::NoRoom(Shortage {
@@ -62,18 +62,18 @@ const fn temporarily_full(reason: Reason) -> ChangeError {
     })
 }
 
-/// The service maps, and their tracked content.
+/// The service maps and their tracked contents.
 pub(crate) struct TrackedMaps<M> {
     pub(crate) maps: M,
     pub(crate) actual: ActualContent,
-    /// Entries that were removed since the last [`Self::take_retired`].
+    /// Entries that have been removed since the last call to [`Self::take_retired`].
     pub(super) retired: RetiredEntries,
-    /// True if some retired entries are not freed yet, so that there will be more room.
+    /// True if some retired entries have not been freed yet, so that there will be more room.
     pub(super) has_waiting: bool,
 }
 
 impl<M: MapReader + MapWriter> TrackedMaps<M> {
-    /// Tracks maps of these sizes, which are empty or not read yet.
+    /// Starts tracking maps of the given sizes that are empty or have not been read yet.
     pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
         Self {
             maps,
@@ -83,12 +83,13 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         }
     }
 
-    /// Reads the content of the maps, as at a start, and removes invalid entries. Returns the number of
+    /// Reads the contents of the maps, as at startup, and removes invalid entries. Returns the number of
     /// invalid keys.
     ///
     /// # Errors
     ///
-    /// A map can't be read or written; the tracked content stays, and the call can be repeated.
+    /// Returns an error if a map can't be read or written. The tracked contents are then kept, and the call
+    /// can be retried.
     pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
         let (actual, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
         self.actual = self.complete_read(actual, &invalid, grace)?;
@@ -97,12 +98,12 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(invalid.frontend_keys.len())
     }
 
-    /// Reads the maps, and compares them with their tracked content. If they differ, their content becomes
-    /// the tracked one. Returns the number of differences.
+    /// Reads the maps and compares them with their tracked contents. If they differ, the contents just read
+    /// become the tracked contents. Returns the number of differences.
     ///
     /// # Errors
     ///
-    /// As [`Self::adopt`].
+    /// Returns the same errors as [`Self::adopt`].
     pub(super) fn audit(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
         let (fresh, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
         let invalid_entries = invalid.frontend_keys.len() + invalid.backends.len();
@@ -115,8 +116,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(differences)
     }
 
-    /// Frees retired entries after their grace period, except for backend indices with open connections.
-    /// `more` is true if another batch of retired entries waits.
+    /// Frees retired entries after their grace period, except for the indices of backends that still have
+    /// open connections. `more` is true if another batch of retired entries is waiting.
     pub(super) fn free(&mut self, retired: &RetiredEntries, more: bool) {
         for entry in &retired.0 {
             let actual = &mut self.actual;
@@ -137,22 +138,22 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         self.has_waiting = more;
     }
 
-    /// Frees the indices of removed backends whose connections have all closed. Returns the number of freed
-    /// indices.
+    /// Frees the indices of removed backends whose connections have all been closed. Returns how many indices
+    /// were freed.
     pub(super) fn poll_draining(&mut self) -> usize {
         let actual = &mut self.actual;
         actual.draining.poll(&self.maps, &mut actual.free_backends)
     }
 
-    /// Returns the entries that were removed since the last call.
+    /// Returns the entries that have been removed since the last call.
     pub(in crate::reconcile) fn take_retired(&mut self) -> RetiredEntries {
         let retired = std::mem::take(&mut self.retired);
         self.has_waiting |= !retired.0.is_empty();
         retired
     }
 
-    /// Writes the new and changed entries of a service port's plan. Returns the difference; its deletions are
-    /// left to [`Self::remove_unplanned`].
+    /// Writes the new and changed entries in a service port's plan. Returns the difference, whose deletions
+    /// are left to [`Self::remove_unplanned`].
     pub(super) fn write_plan(
         &mut self,
         id: u32,
@@ -166,13 +167,13 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         let sources = self.write_source_ranges(&diff.new_source_ranges)?;
         let mut sets = [IndexRange::default(); 2];
         let written = self.write_frontends(plan, &diff, &mut sets);
-        // Frees new lists that no record refers to, since a write failed.
+        // If a write failed, this frees the new lists that no record refers to.
         for set in sets {
             self.actual.sets.free_unused(set);
         }
         self.actual.source_ranges.free_unused(sources);
         written?;
-        // Last, so that no client loses its backend before the frontends have the new sets.
+        // This comes last, so that no client loses its backend before the frontends have the new sets.
         for (index, sets) in &diff.set_changes {
             self.maps.write_backend_sets(*index, *sets)?;
             self.actual
@@ -195,13 +196,13 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(())
     }
 
-    /// Removes all entries of an id that is assigned to no service port.
+    /// Removes all entries that have an id that is not assigned to any service port.
     pub(super) fn remove_all(&mut self, id: u32) -> Result<(), ChangeError> {
         let diff = PortDiff::between(&self.actual, id, &PortPlan::default());
         self.remove_unplanned(None, &diff)
     }
 
-    /// Retires the id of a service port, if it has no entries.
+    /// Retires a service port's id if the port has no entries.
     pub(super) fn retire_id_if_unused(&mut self, name: Option<&PortName>, id: u32) {
         let port = self.actual.ports.get(&id);
         if port.is_none_or(|it| it.frontends.is_empty() && it.backends.is_empty()) {
@@ -229,7 +230,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(())
     }
 
-    /// Allocates and writes backends, up to the first error.
+    /// Allocates and writes backends, stopping at the first error.
     fn write_backends(
         &mut self,
         id: u32,
@@ -272,7 +273,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         result.map_err(ChangeError::Write)
     }
 
-    /// Writes the slots of a set, unless the equal set `existing` is given. No program reads them before a
+    /// Writes a set's slots, unless an equal set is given as `existing`. No program reads the slots until a
     /// record refers to them.
     fn write_set(
         &mut self,
@@ -297,7 +298,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(set)
     }
 
-    /// Writes ranges of clients. No program reads them before a record refers to them.
+    /// Writes source ranges. No program reads them until a record refers to them.
     fn write_source_ranges(&mut self, ranges: &[SourceRange]) -> Result<IndexRange, ChangeError> {
         let room = self.actual.source_ranges.allocate(ranges.len());
         let set = room.ok_or_else(|| temporarily_full(Reason::SourceRangesFull))?;
@@ -377,14 +378,14 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(())
     }
 
-    /// Resets the counters of a freed id.
+    /// Resets the counters for an id that has been freed.
     fn reset_counters(&mut self, id: u32) {
         if let Err(error) = self.maps.reset_service_counts(id) {
             tracing::warn!(id, %error, "cannot reset the counters of a removed service port");
         }
     }
 
-    /// Resets the counters of unused ids, which an earlier process may not have reset.
+    /// Resets the counters for unused ids, which an earlier process may have left without resetting.
     fn reset_unused_counters(&mut self) -> Result<(), ReadError> {
         let counts = self
             .maps
@@ -400,8 +401,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(())
     }
 
-    /// Completes the content that was read from the maps: removes invalid entries, waits for a grace period,
-    /// and finds the free backend indices.
+    /// Completes the contents that were read from the maps: removes invalid entries, waits for a grace
+    /// period, and finds the free backend indices.
     fn complete_read(
         &mut self,
         mut actual: ActualContent,
@@ -414,8 +415,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         }
         let mut backends = invalid.backends.iter();
         backends.try_for_each(|index| self.maps.retire_backend(*index))?;
-        // A program that started before the earlier process ended, or before the keys above were removed,
-        // may still read entries that are free now.
+        // A program that started running before the earlier process exited, or before the keys above were
+        // removed, may still be reading entries that are now free.
         grace.wait().map_err(AdoptError::Grace)?;
         actual.find_draining(&self.maps);
         Ok(actual)

@@ -10,24 +10,25 @@ use tunnel_common::{
     steering::{Prefix, SteeringKey, SteeringRecord},
 };
 
-/// The time after its removal during which an index may be reused for its last key only.
+/// The time after an index's removal during which it may be reused only for its last key.
 pub const QUARANTINE: Duration = Duration::from_secs(600);
 
 /// The indices that a sync may allocate.
 pub(super) struct FreeIndices<'a> {
     prefixes: &'a [Prefix],
-    /// The free indices for any key, each after the time of its removal, which is 0 if it was never used.
+    /// The indices that are free for any key, as pairs of removal time and index. The removal time is 0 for
+    /// an index that was never used.
     pub(super) indices: BTreeSet<(u64, u32)>,
-    /// The removed indices, each with the time of its removal, by their last key.
+    /// The removed indices, as pairs of removal time and index, keyed by their last key.
     removed_by_key: BTreeMap<SteeringKey, (u64, u32)>,
-    /// The start of the quarantine, in nanoseconds since the machine started: an index that was removed
-    /// later is for its last key only.
+    /// The start of the quarantine, in nanoseconds since boot. An index removed after this time may be reused
+    /// only for its last key.
     quarantine_start: u64,
 }
 
 impl<'a> FreeIndices<'a> {
     /// Finds the indices below `end` that may be allocated: first those that were never used, then those
-    /// whose quarantine has ended, the longest removed first.
+    /// whose quarantine has ended, in the order of their removal.
     pub(super) fn new(
         records: &BTreeMap<u32, SteeringRecord>,
         end: u32,
@@ -37,7 +38,8 @@ impl<'a> FreeIndices<'a> {
         let last = records.last_key_value().map(|(index, _)| *index);
         let prefix_room = prefixes.iter().map(Prefix::capacity).max().unwrap_or(0);
         let unused = last.map_or(0, |last| last + 1)..end.min(prefix_room);
-        // 0 if the machine started less than a quarantine ago, so that every removed index is in quarantine.
+        // 0 if the machine booted less than a quarantine period ago, so that every removed index is in
+        // quarantine.
         let quarantine_start = nanos(now).saturating_sub(nanos(QUARANTINE));
         let removed = records.iter().filter(|(_, record)| record.removed_at != 0);
         let removed_by_key =
@@ -59,11 +61,11 @@ impl<'a> FreeIndices<'a> {
         }
     }
 
-    /// Allocates an index for a key, the last one that it had if that is free. Returns the index and its
+    /// Allocates an index for a key, preferably the last one that the key had. Returns the index and its
     /// steering address.
     pub(super) fn allocate(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
         let last_index = self.removed_by_key.remove(key);
-        // An index that exceeds the prefix of one family may fit into that of the other.
+        // An index that is too large for one address family's prefix may fit into the other family's.
         let fits = |candidate: (u64, u32)| {
             Some((
                 candidate,
@@ -82,8 +84,8 @@ impl<'a> FreeIndices<'a> {
     }
 }
 
-/// Returns the steering address of an index, in the family of its key; `None` if the prefix of this family
-/// has no such index.
+/// Returns the steering address for an index, in the address family of its key, or `None` if that family's
+/// prefix has no such index.
 pub(super) fn steering_address(
     prefixes: &[Prefix],
     key: &SteeringKey,
@@ -96,7 +98,7 @@ pub(super) fn steering_address(
         .address(index)
 }
 
-/// Converts a duration to nanoseconds, the unit in the maps.
+/// Converts a duration to nanoseconds, the unit used in the maps.
 pub(in crate::reconcile) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

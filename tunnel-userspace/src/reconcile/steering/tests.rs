@@ -7,7 +7,7 @@ use self::memory::Memory;
 use super::*;
 use crate::model::fixture;
 
-/// A Node in an update: its name, and its new state.
+/// A changed Node: its name and its new state, or `None` if it was deleted.
 type NodeChange = (ObjectName, Option<Arc<Node>>);
 
 const NOW: Duration = Duration::from_secs(10_000);
@@ -50,32 +50,32 @@ fn node(name: &str, addresses: &[&str]) -> NodeChange {
     })
 }
 
-/// Returns the address of a node by its letter: that of `a` ends with 1.
+/// Returns the address of the node named by a letter. The address of node `a` ends in 1.
 fn address_of(name: &str) -> String {
     let letter = name.bytes().next().expect("a letter");
     format!("10.0.0.{}", letter - b'a' + 1)
 }
 
-/// Returns edge nodes by their letters.
+/// Returns edge nodes named by the given letters.
 fn nodes<const N: usize>(names: [&str; N]) -> Vec<NodeChange> {
     names.map(|name| node(name, &[&address_of(name)])).into()
 }
 
-/// Returns the removal of one node and the addition of another.
+/// Returns the changes that remove one node and add another.
 fn replace_node(old: &str, new: &str) -> Vec<NodeChange> {
     let mut both = nodes([new]);
     both.insert(0, removed(old));
     both
 }
 
-/// Returns the two targets of a node by its letter, at the steering addresses `first` and `first` + 1.
+/// Returns the two targets of a node, at the steering addresses that end in `first` and `first` + 1.
 fn targets_of(first: u8, name: &str) -> [String; 2] {
     let address = address_of(name);
     let ports = [(first, 10_250), (first + 1, 10_255)];
     ports.map(|(last, port)| format!("198.19.0.{last} {name} ({address}:{port})"))
 }
 
-/// Returns maps in which these nodes are steered.
+/// Returns a reconciler that steers connections to the given nodes.
 fn steering_with<const N: usize>(capacity: u32, names: [&str; N]) -> SteeringReconciler<Memory> {
     let mut steering = adopt(Memory::default(), capacity, NOW);
     apply(&mut steering, nodes(names), NOW);
@@ -100,7 +100,7 @@ fn apply(steering: &mut SteeringReconciler<Memory>, nodes: Vec<NodeChange>, now:
     steering.sync(now);
 }
 
-/// Applies nodes while an object of the sources is missing.
+/// Applies changes to Nodes while an object is missing from the sources.
 fn apply_incomplete(steering: &mut SteeringReconciler<Memory>, nodes: Vec<NodeChange>) {
     steering.update(&ClusterUpdate {
         complete: false,
@@ -109,7 +109,7 @@ fn apply_incomplete(steering: &mut SteeringReconciler<Memory>, nodes: Vec<NodeCh
     steering.sync(NOW);
 }
 
-/// Returns each steering address in the maps, with the target that is published to the ingress.
+/// Returns each steering address in the maps, followed by its target as published to the ingress.
 fn published_targets(steering: &SteeringReconciler<Memory>) -> Vec<String> {
     let targets = steering.targets.borrow();
     let word = |(key, index): (&SteeringKey, &u32)| {
@@ -167,7 +167,7 @@ fn a_removed_node_is_not_steered_and_its_indices_are_quarantined() {
 
 #[test]
 fn an_index_is_reused_only_after_its_quarantine_also_after_a_restart() {
-    // The maps have room for two keys, and for two indices in quarantine.
+    // The maps have room for two keys and for two indices in quarantine.
     let mut steering = steering_with(2, ["a"]);
     apply(&mut steering, replace_node("a", "b"), NOW);
     apply(
@@ -289,7 +289,7 @@ fn the_probe_fits_into_full_maps_and_is_removed() {
 
     steering.write_probe_key(&key).expect("written");
     assert_eq!(steering.maps.keys.len(), 3);
-    // If the process is killed now, the next start removes the probe's key.
+    // If the process is killed now, the next process removes the probe's key at startup.
     let killed = adopt(steering.maps.clone(), 2, NOW);
     assert!(!killed.maps.keys.contains_key(&key));
     steering.remove_probe_key(&key).expect("removed");

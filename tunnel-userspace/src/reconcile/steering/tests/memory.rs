@@ -1,4 +1,4 @@
-//! The steering maps in memory.
+//! In-memory steering maps.
 
 use std::io;
 
@@ -8,17 +8,17 @@ use zerocopy::FromZeros as _;
 use super::super::*;
 use crate::reconcile::ReadError;
 
-/// The steering maps in memory.
+/// In-memory steering maps.
 #[derive(Clone, Default)]
 pub(super) struct Memory {
     pub(super) keys: BTreeMap<SteeringKey, u32>,
     pub(super) records: BTreeMap<u32, SteeringRecord>,
     pub(super) capacity: usize,
-    /// The number of writes that still succeed; `None` for all.
+    /// The number of further writes that will succeed, or `None` if all will.
     pub(super) writes_left: Option<u32>,
-    /// The number of writes that changed more than the removal time of a record in use.
+    /// The number of writes to a record in use that changed anything other than its removal time.
     pub(super) unsafe_writes: u32,
-    /// The published targets. If set, writing a key whose target is not published panics.
+    /// The published targets. If this is set, writing a key whose target has not been published panics.
     pub(super) published: Option<watch::Receiver<Arc<SteeringTargets>>>,
 }
 

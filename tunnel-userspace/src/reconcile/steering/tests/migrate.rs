@@ -1,8 +1,8 @@
-//! Steering maps of another size.
+//! Migration to steering maps of a different size.
 
 use super::{super::super::SteeringMapsSnapshot, *};
 
-/// Copies the content of the steering maps into maps of another size.
+/// Copies the contents of the steering maps into maps of a different size.
 fn migrate(
     steering: SteeringReconciler<Memory>,
     wanted: u32,
@@ -20,7 +20,8 @@ fn migrate(
     Ok(to)
 }
 
-/// Returns steering for a node with the indices 2 and 3; another node had indices 0 and 1, and was removed.
+/// Returns a steering reconciler with one node, which has indices 2 and 3. Another node, which had indices 0
+/// and 1, was removed.
 fn with_second_node() -> SteeringReconciler<Memory> {
     let mut steering = steering_with(16, ["a", "b"]);
     apply(&mut steering, vec![removed("a")], NOW);
@@ -60,7 +61,7 @@ fn a_size_too_small_for_indices_in_use_or_quarantine_is_refused() {
     let misfit = |size| snapshot.fits(sizes(size)).expect_err("too small");
     let text = misfit(1).to_string();
     assert!(text.contains("bpf.maps.steering of 1 is too small") && text.contains("needs 2"));
-    // If nothing is steered, the config does not set the size.
+    // If steering is off, the size does not come from the config.
     assert!(misfit(1).is_configured() && !misfit(MapSizes::DISABLED).is_configured());
 
     let mut steering = steering_with(16, ["a"]);

@@ -185,8 +185,8 @@ pub struct FrontendPlan {
     pub socket_policy: TrafficPolicy,
     /// The traffic policy for packets from outside this node.
     pub packet_policy: TrafficPolicy,
-    /// True if the host's sockets may use the frontend, which is always so unless it is restricted; `None` if
-    /// their source address is unknown.
+    /// True if the host's sockets may use the frontend; always true if the frontend is not restricted. `None`
+    /// if their source address is unknown.
     pub admits_host: Option<bool>,
     /// True if a process on this node listens on the frontend's address itself, so that sockets are not
     /// translated.

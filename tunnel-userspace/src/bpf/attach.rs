@@ -20,8 +20,8 @@ use super::{
     sys::{self, LinkTarget},
 };
 
-/// Parses the name of a pinned link. Returns the link's program, and for a link on an uplink the device's
-/// index, too. Returns `None` if no program's links are named like this.
+/// Parses the name of a pinned link into the link's program and, for a link on an uplink, the device's index.
+/// Returns `None` for any other name.
 pub(super) fn parse_pin_name(name: &str) -> Option<(&'static Program, Option<u32>)> {
     let cgroup_program =
         Program::named(name).filter(|program| program.attach_point == AttachPoint::Cgroup);
@@ -89,8 +89,8 @@ impl Attached {
         self.links.len()
     }
 
-    /// Pins the new links, so that they outlive this process. Replaces any older pins at these paths; those
-    /// are links to another cgroup.
+    /// Pins the new links, so that they outlive this process. Replaces any older pins at these paths, which
+    /// belong to links to another cgroup.
     ///
     /// # Errors
     ///
@@ -141,8 +141,8 @@ pub(super) enum AttachResult {
     Created(OwnedFd),
 }
 
-/// Replaces the program of a pinned link, or creates a link if there is none. On failure, returns the failed
-/// step with the error.
+/// Replaces the program of a pinned link, or creates a link if there is none. On failure, returns the step
+/// that failed along with the error.
 pub(super) fn attach_program(
     program: &ProgramFd,
     row: &Program,

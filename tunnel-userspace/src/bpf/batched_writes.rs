@@ -110,8 +110,8 @@ impl KernelMaps {
         }
     }
 
-    /// Waits until all pending writes are done. Returns false if one of them failed; no further writes may
-    /// follow then, and [`MapWriter::flush_batch`] returns the error.
+    /// Waits until all pending writes are done. Returns false if one of them failed; in that case no further
+    /// writes may follow, and [`MapWriter::flush_batch`] returns the error.
     ///
     /// [`MapWriter::flush_batch`]: crate::reconcile::MapWriter::flush_batch
     pub(super) fn finish_batches(&mut self) -> bool {

@@ -117,7 +117,7 @@ impl<'a> Btf<'a> {
         self.member_within(id, name, MAX_DEPTH, &mut budget)
     }
 
-    /// Finds a member of the structure that is itself the member `outer`. Its offset is from the start of the
+    /// Finds a member of `outer`, which is itself a structure. The returned offset is from the start of the
     /// structure that contains `outer`.
     pub(super) fn member_of(&self, outer: Member, name: &str) -> Option<Member> {
         let inner = self.member(outer.type_id, name)?;

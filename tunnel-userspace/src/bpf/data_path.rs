@@ -1,4 +1,4 @@
-//! Loads the object that contains the kernel programs, which use the pinned maps.
+//! Loads the object that contains the kernel programs, using the pinned maps.
 
 use std::{
     io,

@@ -1,8 +1,8 @@
-//! Attaches the guard to uplinks. The guard is a tc program that drops packets from outside that are
-//! addressed to a steering prefix.
+//! Attaches the guard to uplinks. The guard is a tc program that drops packets that arrive from outside and
+//! are addressed to a steering prefix.
 //!
 //! On kernels with tcx, it is attached through a pinned link. On others, it is attached as a clsact filter
-//! with a fixed priority and handle; the program is pinned then, to show that there is a filter.
+//! with a fixed priority and handle; the program is then pinned to record that the filter exists.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -54,7 +54,7 @@ pub struct KernelLog {
     pub level: KernelLogLevel,
 }
 
-/// The level of detail, with the number that the programs compare.
+/// The level of detail, numbered as in the kernel programs.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -204,7 +204,7 @@ fn read_events(mut logger: EbpfLogger<Arc<LogWriter>>, writer: &LogWriter) {
     while writer.rate_limit().wait_for_interval() {
         logger.flush();
     }
-    // Reads the events that are left.
+    // Reads the remaining events.
     logger.flush();
 }
 

@@ -9,7 +9,7 @@ use tunnel_common::kernel_offsets::{
 
 use super::btf::{Btf, TypeKind, VMLINUX_BTF};
 
-/// Reads the kernel's BTF, if this kernel has BTF.
+/// Reads the kernel's BTF, if it is available.
 pub(super) fn read_btf() -> Option<Vec<u8>> {
     let btf = fs::read(VMLINUX_BTF).inspect_err(|error| {
         tracing::debug!(%error, path = VMLINUX_BTF, "cannot read the kernel's BTF");
@@ -48,14 +48,14 @@ impl KernelOffsets {
             let id = btf.find(TypeKind::Struct, structure)?;
             *offsets.get_mut(index)? = btf.member(id, member)?.offset;
         }
-        // A zero at this index means to the programs that all offsets are unknown.
+        // The programs take a zero at this index to mean that all offsets are unknown.
         offsets
             .get(SOCK_NET)
             .is_some_and(|offset| *offset > 0)
             .then_some(Self(offsets))
     }
 
-    /// Returns the offsets in the form of the programs' constant; all zero if they are unknown.
+    /// Returns the offsets as the value of the programs' constant; all zeros if they are unknown.
     pub(super) fn to_constants(offsets: Option<Self>) -> [u32; OFFSET_COUNT] {
         offsets.map_or([0; OFFSET_COUNT], |Self(offsets)| offsets)
     }

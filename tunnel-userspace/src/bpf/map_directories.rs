@@ -1,8 +1,8 @@
 //! The names of the map directories, and the steps that replace one set of maps with another. Pure.
 //!
 //! The maps in `v<layout>` are in use, or will be once the programs are attached. Those in `v<layout>-next`
-//! are being filled. Those in `v<layout>-old` have been replaced, but are still read until every program is
-//! replaced. If the process is killed after any of these steps, the next process finds a complete set of
+//! are being filled. Those in `v<layout>-old` have been replaced, but are still read until every program has
+//! been replaced. If the process is killed after any of these steps, the next process finds a complete set of
 //! maps:
 //!
 //! 1. `v1-next` is created next to `v1` or `v0`, and filled

@@ -25,7 +25,7 @@ pub(super) struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Opens the map in `directory`, and the maps that it replaces, which are in the directories `replaced`.
+    /// Opens the map in `directory`, and the maps that it replaces, which are in the `replaced` directories.
     pub(super) fn open(directory: &Path, replaced: &[PathBuf]) -> Result<Self, ReadError> {
         let replaced = replaced
             .iter()

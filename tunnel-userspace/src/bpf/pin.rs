@@ -67,7 +67,7 @@ impl Pin {
         }
     }
 
-    /// Checks that the pin is a map with the type, sizes and flags that belong to its name; returns its
+    /// Checks that the pin is a map with the type, sizes and flags that its name calls for; returns its
     /// number of entries. If the directory has an older layout, only the maps that all layouts share can be
     /// checked.
     pub(super) fn check_map(&self, directory: Directory) -> Result<u32, PinError> {
@@ -84,7 +84,8 @@ impl Pin {
             Some(map) if MapSpec::from_table(map) != found => {
                 Err(self.foreign(format!("it is {found}, not {}", MapSpec::from_table(map))))
             }
-            // This map's size doesn't depend on the config, so if its size is wrong, it is some other map.
+            // This map's size doesn't depend on the config, so a different size means that it is some other
+            // map.
             Some(map)
                 if matches!(map.entries, Entries::Fixed(_))
                     && map.entries != Entries::Fixed(entries) =>

@@ -94,7 +94,7 @@ pub(super) enum ExistingMaps {
     Older(PathBuf),
 }
 
-/// The directory that contains the current maps, which have this layout.
+/// The directory for this layout's current maps.
 const CURRENT_DIRECTORY: Directory = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);
 
 /// The pin directory. It stays locked until this value is dropped.
@@ -170,7 +170,7 @@ impl PinDirectory {
     ///
     /// # Errors
     ///
-    /// An object is foreign, has a newer layout, or is missing, in which cases nothing is changed; or an
+    /// An object is foreign, has a newer layout, or is missing, in which case nothing is changed; or an
     /// operation on a file or directory fails.
     pub(super) fn check(&self) -> Result<ExistingMaps, PinError> {
         let directories = self.directories()?;

@@ -1,5 +1,5 @@
-//! Probes which features this kernel has. If a probe itself fails, that is an error, and never means that the
-//! feature is missing.
+//! Probes which features this kernel has. A failed probe is an error; it never means that the feature is
+//! missing.
 
 use std::io;
 
@@ -65,7 +65,7 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// A probe fails, since this process lacks a privilege or memory.
+/// A probe fails because a privilege is missing or memory is short.
 pub fn probe() -> Result<Features, ProbeError> {
     // If the capabilities can't be read, the kernel's error shows the cause later.
     let missing = capabilities::missing(&[BPF, NET_ADMIN, PERFMON]).unwrap_or_default();

@@ -211,7 +211,7 @@ pub(super) struct LinkInfo {
     pub(super) hook: u32,
 }
 
-/// Reads the properties of a link. Returns `None` if the object is not a link to a cgroup or at tc.
+/// Reads the properties of a link. Returns `None` if the object is neither a cgroup link nor a tcx link.
 ///
 /// The fields of `struct bpf_link_info` are the type, the id, the program id, then the cgroup's id or the
 /// device's index, then the hook.
@@ -256,9 +256,9 @@ fn is_bpf_object(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
 }
 
-/// Opens the map that a row of the table describes, by its pin in a directory, and also returns its number of
-/// entries. Fails if its type, sizes or flags differ from the row, or if its key and value sizes differ from
-/// the sizes of `K` and `V`.
+/// Opens the map for a row of the table by its pin in a directory. Also returns the map's number of entries.
+/// Fails if the map's type, sizes or flags differ from the row, or if its key and value sizes differ from the
+/// sizes of `K` and `V`.
 pub(super) fn open_map<K, V>(directory: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
         let map = open_pin(&directory.join(row.name))?;

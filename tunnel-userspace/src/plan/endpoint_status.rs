@@ -1,4 +1,4 @@
-//! The status that each endpoint has for this node: active or not, and the reason. For operators.
+//! The status of each endpoint from this node's point of view, and the reason for it. Operators see both.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use tunnel_common::addr::Protocol;
 use super::{BackendTarget, NodeInfo, PortPlan, endpoint_selection, has_policy};
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
 
-/// The status that an endpoint has for this node.
+/// The status of an endpoint from this node's point of view.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct EndpointStatus<'a> {
     /// The address and port.

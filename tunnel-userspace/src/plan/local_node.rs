@@ -113,7 +113,7 @@ impl LocalNode {
         all.into_iter().filter(is_all).chain(some).collect()
     }
 
-    /// Returns those of the links' addresses that serve node ports.
+    /// Returns the link addresses that serve node ports.
     fn node_port_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let is_wanted = move |ip: &IpAddr| {
             let family = Family::of(*ip);

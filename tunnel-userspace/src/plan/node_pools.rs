@@ -115,7 +115,7 @@ impl NodePools {
     }
 }
 
-/// Returns a slice with only its wanted endpoints; there may be none.
+/// Returns the slice with only the wanted endpoints; it may end up with none.
 fn retain_endpoints(
     slice: &Arc<EndpointSlice>,
     wanted: impl Fn(&Endpoint) -> bool,

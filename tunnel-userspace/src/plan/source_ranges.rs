@@ -12,7 +12,7 @@ use crate::model::{self, Family};
 
 /// Returns the clients in a family that may use the load balancer's addresses, as disjoint ranges in
 /// ascending order; empty if all clients may. If this node may, the load balancer's addresses are added: a
-/// node that has one of these addresses also connects to it from that address.
+/// node that has one of these addresses uses it as the source address when connecting to it.
 pub(super) fn allowed_clients(
     service: &model::Service,
     family: Family,
@@ -64,7 +64,7 @@ fn contains(range: &SourceRange, ip: IpAddr) -> bool {
 /// Returns the range of addresses in a network. If the prefix length is too large, the range is a single
 /// address.
 fn network_range(ip: IpAddr, length: u8) -> SourceRange {
-    // In the IPv6 form of an IPv4 address, 96 fixed bits come first.
+    // In its IPv6 form, an IPv4 address is preceded by 96 fixed bits.
     let before = if ip.is_ipv4() { 96 } else { 0 };
     let fixed = length.saturating_add(before);
     let open = u128::MAX.checked_shr(fixed.into()).unwrap_or(0);

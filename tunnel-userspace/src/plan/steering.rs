@@ -29,7 +29,7 @@ pub struct SteeringRules {
     pub edge_selector: Selector,
     /// The name of the ConfigMap that lists further ports.
     pub config_map: ObjectName,
-    /// True if the family has a steering prefix, for IPv4 and IPv6, respectively.
+    /// For IPv4 and IPv6, respectively: true if the family has a steering prefix.
     pub families: [bool; 2],
 }
 

@@ -16,7 +16,8 @@ fn encode_type(name: u32, kind: u32, count: u32, of: u32, rest: &[u32]) -> Vec<u
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// A flag in a type's kind that sets bit 31 of its info: each member's offset also encodes a bit-field width.
+/// A flag that, added to a type's kind, sets bit 31 of the type's info: each member's offset then also
+/// encodes a bit-field width.
 const FLAG: u32 = 1 << 7;
 
 /// Returns BTF with an integer, a structure that contains it, an anonymous union, a structure that contains

@@ -45,7 +45,7 @@ impl<K, V> Clone for MapHandle<K, V> {
 }
 
 impl<K: Plain, V: Plain> MapHandle<K, V> {
-    /// Opens the map that is pinned in a directory.
+    /// Opens the map for a row of the table by its pin in a directory.
     pub(in crate::bpf) fn open(directory: &Path, row: &'static Map) -> Result<Self, ReadError> {
         let (fd, entries) = open_map::<K, V>(directory, row)?;
         Ok(Self {
@@ -150,7 +150,7 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
         // them.
         match unsafe { attr.call(BPF_MAP_UPDATE_BATCH) } {
             Ok(_) => (entries.len(), Ok(())),
-            // The kernel stores how many entries it wrote in the attribute, unless it wrote none.
+            // In the attribute, the kernel stores how many entries it wrote, unless it wrote none.
             Err(error) => {
                 let written = usize::try_from(attr.read_u32(32)).ok();
                 let written = written.filter(|written| *written < entries.len());

@@ -10,8 +10,8 @@ fn name(name: &str) -> ObjectName {
     ObjectName::new("default", name)
 }
 
-/// Returns a Service with external IPs, with load balancer addresses that nodes translate, and with ones that
-/// they don't.
+/// Returns a Service with external IPs and load balancer addresses. Nodes translate the load balancer
+/// addresses in `served`, but not those in `unserved`.
 fn service(external: &[&str], served: &[&str], unserved: &[&str]) -> Service {
     Service {
         external_ips: ips(external),

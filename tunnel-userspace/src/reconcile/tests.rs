@@ -45,7 +45,7 @@ impl GracePeriod for NoGrace {
     }
 }
 
-/// A changed Service: its name, and its new state, or `None` if it is deleted.
+/// A changed Service: its name and its new state, or `None` if it was deleted.
 type Change<'a> = (&'a str, Option<ServiceState>);
 
 /// Sizes with room for everything that most tests write.
@@ -77,7 +77,7 @@ fn adopt_with(maps: Memory, settings: PlanSettings) -> Reconciler<Memory> {
     reconciler
 }
 
-/// Returns the family of a VIP and its endpoints: IPv4 for even numbers, IPv6 for odd ones.
+/// Returns the address family of a VIP and its endpoints: IPv4 for even numbers and IPv6 for odd ones.
 const fn family(vip: u8) -> Family {
     if vip.is_multiple_of(2) {
         Family::V4
@@ -86,7 +86,7 @@ const fn family(vip: u8) -> Family {
     }
 }
 
-/// Returns the cluster IP that ends with this number.
+/// Returns the cluster IP that ends in the given number.
 fn cluster_ip(vip: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv4Addr::new(10, 96, 0, vip).into(),
@@ -94,7 +94,7 @@ fn cluster_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// Returns the second cluster IP, of the other family, that ends with this number.
+/// Returns the second cluster IP, in the other address family, that ends in the given number.
 fn other_ip(vip: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv6Addr::new(0xfd00, 0x10, 0x97, 0, 0, 0, 0, vip.into()).into(),
@@ -102,7 +102,7 @@ fn other_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// Returns the address of a VIP's endpoint that ends with the number `last`.
+/// Returns the address of the VIP's endpoint whose address ends in `last`.
 fn pod_ip(vip: u8, last: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv4Addr::new(10, 1, 0, last).into(),
@@ -110,7 +110,7 @@ fn pod_ip(vip: u8, last: u8) -> IpAddr {
     }
 }
 
-/// Returns the key of the frontend at an address. All Services have the same port.
+/// Returns the key of the frontend at an address. All Services use the same port.
 fn http_at(ip: IpAddr) -> FrontendKey {
     FrontendKey::new(Address::from_ip(ip), Port::from_host(80), Protocol::TCP)
 }
@@ -119,13 +119,13 @@ fn vip(last: u8) -> FrontendKey {
     http_at(cluster_ip(last))
 }
 
-/// Returns true if an endpoint of a VIP is ready. Endpoint 7 is ready for even VIPs only, so that it enters
-/// and leaves sets while it serves.
+/// Returns true if an endpoint of a VIP is ready. Endpoint 7 is ready only for even VIPs, so that it joins
+/// and leaves sets while it is serving.
 const fn is_ready(vip: u8, last: u8) -> bool {
     last != 7 || vip.is_multiple_of(2)
 }
 
-/// Returns a Service with one VIP, and with endpoints that end with these numbers.
+/// Returns a Service with one VIP and with endpoints whose addresses end in the given numbers.
 fn state(name: &str, vip: u8, endpoints: &BTreeSet<u8>) -> ServiceState {
     let service = Service {
         cluster_ips: vec![cluster_ip(vip)],
@@ -160,14 +160,14 @@ fn set(name: &'static str, vip: u8, endpoints: &[u8]) -> Change<'static> {
     (name, Some(state(name, vip, &endpoints)))
 }
 
-/// Changes the object of a Service.
+/// Modifies the Service object in a change.
 fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Change<'a> {
     let mut state = state.expect("a Service");
     change(Arc::make_mut(&mut state.service));
     (name, Some(state))
 }
 
-/// Syncs, ends a grace period and frees, until nothing is dirty.
+/// Syncs, ends the grace period and frees retired entries, until nothing is dirty.
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.write_changes();
@@ -179,7 +179,7 @@ fn settle(reconciler: &mut Reconciler<Memory>) {
     }
 }
 
-/// Returns a reconciler of new maps, which has written these Services.
+/// Returns a reconciler that has written the given Services to new maps.
 fn serving<const N: usize>(sizes: MapSizes, services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = adopt(Memory::new(sizes));
     apply(&mut reconciler, services.into());
@@ -191,7 +191,7 @@ fn apply(reconciler: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     settle(reconciler);
 }
 
-/// Applies Nodes. Writes nothing.
+/// Applies changes to Nodes without writing to the maps.
 fn apply_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Option<Arc<Node>>)>) {
     reconciler.update(ClusterUpdate {
         nodes,
@@ -199,7 +199,7 @@ fn apply_nodes(reconciler: &mut Reconciler<Memory>, nodes: Vec<(ObjectName, Opti
     });
 }
 
-/// Audits the maps, and writes the differences. Returns the number of differences.
+/// Audits the maps and writes the differences. Returns the number of differences.
 fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     let differences = reconciler.audit(&NoGrace).expect("read");
     reconciler.sync.tracked.maps.end_grace_period();
@@ -207,7 +207,7 @@ fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     differences
 }
 
-/// Returns the last octets of a VIP's backends.
+/// Returns the last octet of the address of each of a VIP's backends.
 fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let octet = |backend: Backend| match backend.address.to_ip() {
         IpAddr::V4(ip) => ip.octets()[3],
@@ -217,7 +217,8 @@ fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     Some(found.into_iter().map(octet).collect())
 }
 
-/// Returns the map entry of an endpoint of VIP 1, and its index; the one with the highest index.
+/// Returns the map entry for an endpoint of VIP 1, along with its index. If there are several entries,
+/// returns the one with the highest index.
 fn backend_entry(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
     let ip = Address::from_ip(pod_ip(1, last));
     let mut all = reconciler.maps().backends.iter();
@@ -226,13 +227,13 @@ fn backend_entry(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
     (*index, *backend)
 }
 
-/// Returns the published Services with this name, or all.
+/// Returns the published Services that have the given name, or all of them if `name` is `None`.
 fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceView> {
     let services = reconciler.published().services(reconciler.maps(), name);
     services.collect()
 }
 
-/// Sets the number of open connections of a backend.
+/// Sets the number of open connections to a backend.
 fn set_open_connections(conns: &OpenConnections, index: u32, count: u64) {
     conns.0.lock().unwrap().insert(index, count);
 }
@@ -361,7 +362,7 @@ fn a_change_waits_for_free_entries_and_is_then_written() {
         ..ROOMY
     }));
     let mut retired = RetiredEntries::default();
-    // There are more changes than spare entries, and nothing is freed.
+    // There are more changes than spare entries, since nothing is freed.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));
         retired.0.extend(reconciler.write_changes().0);

@@ -1,15 +1,16 @@
 /// A histogram of durations in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// The upper bound of each bucket, and the number of values in this bucket, not cumulative. The bound of
-    /// the last bucket is infinite.
+    /// The upper bound of each bucket and the number of values in that bucket alone, so not cumulative. The
+    /// last bucket's bound is infinite.
     pub(crate) buckets: Vec<(f64, u64)>,
-    /// The sum of the values.
+    /// The sum of all values.
     pub(crate) sum: f64,
 }
 
 impl Histogram {
-    /// Returns a histogram with these upper bounds, in ascending order, and a last bucket without a bound.
+    /// Creates a histogram with the given upper bounds, which must be in ascending order, plus a last bucket
+    /// with no upper bound.
     pub(super) fn new(bounds: impl IntoIterator<Item = f64>) -> Self {
         let bounds = bounds.into_iter().chain([f64::INFINITY]);
         Self {

@@ -1,4 +1,4 @@
-//! The published Services, which other threads read while the reconciler replaces some of them.
+//! The published Services, which other threads can read while the reconciler replaces some of them.
 
 use std::{
     collections::BTreeMap,
@@ -14,23 +14,24 @@ use super::{
 };
 use crate::{model::ObjectName, reconcile::map_access::CounterReader};
 
-/// The number of Services that a reader copies while it holds the lock, which blocks the reconciler.
+/// The maximum number of Services that a reader copies while holding the lock, since holding it blocks the
+/// reconciler.
 const PAGE: usize = 128;
 
-/// The published Services. Cloning returns a handle to the same Services. Each Service that a reader gets is
-/// consistent in itself, but a long read may return Services from different syncs.
+/// A handle to the published Services. Cloning it returns another handle to the same Services. Each Service
+/// that a reader gets is consistent in itself, but a long read may return Services from different syncs.
 #[derive(Clone, Debug, Default)]
 pub struct PublishedServices(Arc<RwLock<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
     services: BTreeMap<ObjectName, Arc<ServiceSnapshot>>,
-    /// The number of ports of all Services.
+    /// The total number of ports of all Services.
     ports: usize,
 }
 
 impl PublishedServices {
-    /// Publishes Services, which must be sorted by name; `None` removes a Service.
+    /// Publishes Services, which must be sorted by name. `None` removes a Service.
     pub(super) fn replace(
         &self,
         services: impl Iterator<Item = (ObjectName, Option<ServiceSnapshot>)>,
@@ -57,14 +58,14 @@ impl PublishedServices {
                 None => table.services.remove(&name),
             };
             table.ports -= old.as_ref().map_or(0, |old| old.ports.len());
-            // Dropped after the lock is released, so that readers wait less.
+            // The old Services are dropped after the lock is released, so that readers don't wait as long.
             replaced.extend(old);
         }
         drop(table);
         drop(replaced);
     }
 
-    /// Returns all Services, or those with a name: `name` or `namespace/name`.
+    /// Returns all Services, or only those with the given name, in the form `name` or `namespace/name`.
     pub fn services(
         &self,
         reader: &impl CounterReader,
@@ -77,12 +78,12 @@ impl PublishedServices {
         wanted.map(|snapshot| snapshot.view(reader))
     }
 
-    /// Reads the counters of the first `most` service ports, sorted by name.
+    /// Reads the counters of the first `most` service ports in order of name.
     #[must_use]
     pub fn port_counters(&self, reader: &impl CounterReader, most: usize) -> PortCounterList {
         let omitted = self.read().ports.saturating_sub(most);
         let mut ports = Vec::new();
-        // The loop doesn't visit the Services after the last port.
+        // The loop stops after the last port instead of visiting the remaining Services.
         let mut services = self.all();
         while ports.len() < most
             && let Some(snapshot) = services.next()
@@ -108,7 +109,7 @@ impl PublishedServices {
         })
     }
 
-    /// Returns the first Services after `last`, at most [`PAGE`].
+    /// Returns the first Services after `last`, at most [`PAGE`] of them.
     fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<ServiceSnapshot>> {
         let after = last.map_or(Bound::Unbounded, Bound::Excluded);
         let table = self.read();

@@ -1,4 +1,4 @@
-//! The statistics of the reconcile loop, for status and metrics.
+//! The reconcile loop's statistics, for the status and metrics.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use tunnel_common::reason::Reason;
 use super::sync_metrics::SyncMetrics;
 use crate::reconcile::{desired_plans::DesiredPlans, map_sync::MapSync, steering::SteeringView};
 
-/// The statistics of the reconcile loop, which publishes them after each sync.
+/// The statistics that the reconcile loop publishes after each sync.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReconcileStats {
     /// True if every source has delivered its first complete list.
     pub synced: bool,
-    /// True if a source has not answered since the start, as of the last sync.
+    /// True if, as of the last sync, at least one source had not responded since startup.
     #[serde(default)]
     pub stale: bool,
-    /// The number of Services with a plan.
+    /// The number of Services that have a plan.
     pub services: usize,
     /// The number of frontends in the maps.
     pub frontends: usize,
@@ -26,48 +26,50 @@ pub struct ReconcileStats {
     pub slots: u32,
     /// The number of backends in use.
     pub backends: u32,
-    /// The number of ranges of clients in use.
+    /// The number of source ranges in use.
     #[serde(default)]
     pub source_ranges: u32,
-    /// The number of removed backends that still have open connections; their indices are not reused yet.
+    /// The number of removed backends that still have open connections, so that their indices are not reused
+    /// yet.
     #[serde(default)]
     pub draining_backends: usize,
     /// The number of service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
-    /// The number of problems that occurred in this process, by reason.
+    /// The number of problems that have occurred since this process started, by reason.
     pub counts: BTreeMap<String, u64>,
-    /// The number of syncs.
+    /// The number of syncs so far.
     pub syncs: u64,
     /// The duration of the last sync, in seconds.
     pub last_sync_seconds: f64,
     /// The total duration of all syncs, in seconds.
     pub total_sync_seconds: f64,
-    /// The time from receiving the oldest change of the last update to its write into the maps, in seconds.
+    /// The time from receiving the oldest change in the last update until it was written to the maps, in
+    /// seconds.
     pub programming_latency_seconds: f64,
-    /// The end of the last sync.
+    /// The time at which the last sync ended.
     pub last_sync_at: Option<Timestamp>,
-    /// The end of the last sync after which nothing was left to write.
+    /// The time at which a sync last ended with nothing left to write.
     #[serde(default)]
     pub last_complete_sync_at: Option<Timestamp>,
-    /// The time since which syncs can't write everything; `None` if the last sync did.
+    /// The time since which syncs have been unable to write everything, or `None` if the last sync did.
     pub failing_since: Option<Timestamp>,
-    /// True if the Node object permits load balancers to send traffic to this node. True before the first
-    /// Node object is received, false after it is deleted.
+    /// True if the Node object allows load balancers to send traffic to this node. Also true until the Node
+    /// object is first received, but false once it has been deleted.
     pub node_eligible: bool,
-    /// True if a Node with the name of this node exists.
+    /// True if this node's Node object exists.
     #[serde(default)]
     pub node_known: bool,
-    /// The number of differences that audits found, and of invalid entries at the start.
+    /// The number of differences found by audits, plus the number of invalid entries found at startup.
     pub drift: u64,
     /// The state of steering.
     pub steering: SteeringView,
-    /// The metrics of kube-proxy; not part of the status.
+    /// The metrics that kube-proxy also has. They are not part of the status.
     #[serde(skip)]
     pub sync: SyncMetrics,
 }
 
 impl ReconcileStats {
-    /// Fills in the numbers that come from the plans and the content of the maps.
+    /// Fills in the numbers that come from the plans and from the contents of the maps.
     pub(in crate::reconcile) fn fill_from<M>(&mut self, desired: &DesiredPlans, sync: &MapSync<M>) {
         let usage = sync.tracked.actual.usage();
         self.synced = sync.is_synced();

@@ -1,4 +1,4 @@
-//! A Service with its plan and map entries, as it is published.
+//! A Service with its plan and map entries, as published to other tasks.
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
@@ -16,10 +16,10 @@ use crate::{
     },
 };
 
-/// The number of Services from which several threads prepare them.
+/// The minimum number of Services for preparing them on several threads.
 const PARALLEL_FROM: usize = 1024;
 
-/// Publishes some Services in their present state.
+/// Publishes the current state of the given Services.
 pub(in crate::reconcile) fn publish_services<M>(
     services: BTreeSet<ObjectName>,
     desired: &DesiredPlans,
@@ -34,31 +34,31 @@ pub(in crate::reconcile) fn publish_services<M>(
     published.replace(services.into_iter().zip(snapshots));
 }
 
-/// A Service with its plan and map entries, at the end of a sync.
+/// A Service with its plan and map entries, as of the end of a sync.
 #[derive(Debug)]
 pub(super) struct ServiceSnapshot {
     pub(super) state: ServiceState,
-    /// The Service without the endpoints that its topology keys exclude on this node; `None` if none are
-    /// excluded.
+    /// The Service without the endpoints that its topology keys exclude on this node, or `None` if no
+    /// endpoints are excluded.
     pub(super) restricted: Option<ServiceState>,
     /// The inputs from this node that the plan depends on.
     pub(super) node_info: Arc<NodeInfo>,
     pub(super) ports: Box<[PortSnapshot]>,
 }
 
-/// A port of a Service in one family.
+/// A Service's port in one address family.
 #[derive(Debug)]
 pub(super) struct PortSnapshot {
     pub(super) name: PortName,
     pub(super) plan: Arc<PortPlan>,
     pub(super) problem: Option<PortProblem>,
-    /// The id of the port, if it has entries in the maps.
+    /// The port's id, if the port has entries in the maps.
     pub(super) id: Option<u32>,
-    /// The frontends in the maps, each with true if it has a local listener.
+    /// The port's frontends in the maps, each with true if it has a local listener.
     pub(super) frontends: Box<[(FrontendKey, bool)]>,
-    /// The serving backends in the maps.
+    /// The port's serving backends in the maps.
     pub(super) backends: Box<[BackendSnapshot]>,
-    /// The ranges of clients in the maps that may use the port's restricted frontends.
+    /// The client source ranges, as stored in the maps, that may use the port's restricted frontends.
     pub(super) source_ranges: Box<[SourceRange]>,
 }
 
@@ -67,12 +67,12 @@ pub(super) struct PortSnapshot {
 pub(super) struct BackendSnapshot {
     pub(super) target: BackendTarget,
     pub(super) index: u32,
-    /// True if it is in a set, so that it gets new connections.
+    /// True if the backend is in a set, so that it gets new connections.
     pub(super) is_in_set: bool,
 }
 
 impl ServiceSnapshot {
-    /// Returns the present state of a Service; `None` if it has no plan.
+    /// Returns a Service's current state, or `None` if it has no plan.
     pub(super) fn of(
         name: &ObjectName,
         desired: &DesiredPlans,
@@ -137,7 +137,7 @@ impl PortSnapshot {
     }
 }
 
-/// Returns the indices of the backends in the sets of a port.
+/// Returns the indices of the backends that are in a port's sets.
 fn backends_in_sets(id: u32, actual: &ActualContent) -> BTreeSet<u32> {
     let sets = actual.records_of(id).flat_map(|it| [it.cluster, it.local]);
     let backends = sets.flat_map(|set| actual.sets.items(set));

@@ -1,4 +1,4 @@
-//! The JSON of a Service for `/services` and `culvert services`.
+//! The JSON representation of a Service in `/services` and `culvert services`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,54 +22,54 @@ use crate::{
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
-    /// The namespace.
+    /// The Service's namespace.
     pub namespace: String,
-    /// The name.
+    /// The Service's name.
     pub name: String,
-    /// The ports; a Service with two families has two for each port.
+    /// The ports. A dual-stack Service has two entries for each port.
     pub ports: Vec<PortView>,
 }
 
-/// The state of a Service's port in one family.
+/// The state of a Service's port in one address family.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortView {
-    /// The name of the port; empty for an unnamed one.
+    /// The port's name, or an empty string if it has none.
     pub port: String,
-    /// `TCP` or `UDP`.
+    /// The protocol, `TCP` or `UDP`.
     pub protocol: String,
-    /// `IPv4` or `IPv6`.
+    /// The address family, `IPv4` or `IPv6`.
     pub family: String,
-    /// The name of the algorithm.
+    /// The name of the load-balancing algorithm.
     pub algorithm: String,
-    /// The timeout of client-IP affinity in seconds; 0 if there is no affinity.
+    /// The timeout for client IP affinity in seconds, or 0 if there is no affinity.
     pub affinity_seconds: u32,
-    /// True if an annotation of the Service disables socket translation.
+    /// True if an annotation on the Service disables socket translation.
     pub socket_translation_disabled: bool,
-    /// The clients that may use the addresses of the load balancer, as ranges `first-last` or single
-    /// addresses; empty if all clients may.
+    /// The clients that may use the load balancer's addresses, as single addresses or ranges of the form
+    /// `first-last`. Empty if all clients may use them.
     pub source_ranges: Vec<String>,
-    /// The number of connections and UDP flows that were sent to a backend.
+    /// The number of connections and UDP flows that have been sent to a backend.
     #[serde(default)]
     pub connections: u64,
-    /// The number of connections and datagrams that were refused.
+    /// The number of connections and datagrams that have been refused.
     #[serde(default)]
     pub refused: u64,
-    /// The frontends in the maps.
+    /// The port's frontends in the maps.
     pub frontends: Vec<FrontendView>,
     /// The backends that get new connections.
     pub backends: Vec<String>,
-    /// The backends that only serve their open connections.
+    /// The backends that serve only their open connections.
     pub draining: Vec<String>,
-    /// True if the policy Cluster permits an endpoint. If there is still no backend, no endpoint is local
-    /// and every policy is Local.
+    /// True if traffic policy `Cluster` allows at least one endpoint. If there are no backends nevertheless,
+    /// no endpoint is local and every traffic policy is `Local`.
     #[serde(default)]
     pub has_endpoints: bool,
-    /// All endpoints of the slices, and their status.
+    /// All endpoints in the EndpointSlices, each with its status.
     pub endpoints: Vec<EndpointView>,
     /// The label of the reason, if the port is not programmed as planned.
     pub reason: Option<String>,
-    /// The description of the problem, if the port is not programmed as planned.
+    /// A description of the problem, if the port is not programmed as planned.
     pub problem: Option<String>,
 }
 
@@ -77,45 +77,45 @@ pub struct PortView {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendView {
-    /// The address, port and protocol.
+    /// The frontend's address, port and protocol.
     pub frontend: String,
-    /// The type of the address: `ClusterIP`, `LoadBalancer`, `ExternalIP` or `NodePort`.
+    /// The address type: `ClusterIP`, `LoadBalancer`, `ExternalIP` or `NodePort`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The policy for sockets of this node, `Cluster` or `Local`.
+    /// The traffic policy for sockets on this node, `Cluster` or `Local`.
     pub sockets: String,
-    /// The policy for packets from outside this node, `Cluster` or `Local`.
+    /// The traffic policy for packets from outside this node, `Cluster` or `Local`.
     pub packets: String,
-    /// True if a process of this node listens on the address itself, so that sockets are not translated.
+    /// True if a process on this node listens on the address itself, so that sockets are not translated.
     #[serde(default)]
     pub local_listener: bool,
 }
 
-/// An endpoint, and its status on this node.
+/// An endpoint and its status on this node.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointView {
-    /// The address and port.
+    /// The endpoint's address and port.
     pub endpoint: String,
-    /// The name of its Pod, if known.
+    /// The name of the endpoint's Pod, if known.
     pub pod: Option<String>,
-    /// The name of its node, if known.
+    /// The name of the endpoint's node, if known.
     pub node: Option<String>,
-    /// The zone, if known.
+    /// The endpoint's zone, if known.
     pub zone: Option<String>,
-    /// `ready`, `terminating` (and serving), or `not ready`.
+    /// The endpoint's condition: `ready`, `terminating` (but still serving), or `not ready`.
     pub condition: String,
-    /// The sets that contain it: `cluster`, `local`.
+    /// The sets that contain the endpoint, out of `cluster` and `local`.
     pub sets: Vec<String>,
-    /// The relative weight.
+    /// The endpoint's relative weight.
     pub weight: u32,
     /// True if the endpoint is a backend in the maps, for new or open connections.
     pub programmed: bool,
-    /// The number of open sockets that this service port has translated to the endpoint, if it is in the
-    /// maps. A UDP socket counts for its last backend.
+    /// The number of open sockets that have been translated from this service port to the endpoint, if the
+    /// endpoint is in the maps. A UDP socket is counted only for its last backend.
     #[serde(default)]
     pub open_connections: Option<u64>,
-    /// `active` if the endpoint gets new connections, else `inactive`, and the reason.
+    /// `active` if the endpoint gets new connections or `inactive` if it doesn't, followed by the reason.
     pub status: String,
 }
 
@@ -123,7 +123,7 @@ pub struct EndpointView {
 const READY: &str = "ready";
 
 impl ServiceSnapshot {
-    /// Returns the JSON of the Service, with the present counters.
+    /// Returns the Service's JSON representation, with the current counters.
     pub(super) fn view(&self, reader: &impl CounterReader) -> ServiceView {
         let name = self.name();
         let ports = self.ports.iter();
@@ -141,7 +141,7 @@ impl ServiceSnapshot {
         let (backends, removed) = backends.partition::<Vec<_>, _>(|backend| backend.is_in_set);
         let to_text = |backend: &BackendSnapshot| backend.target.to_string();
         let endpoints = self.endpoint_views(port, reader);
-        // A ready endpoint that serves other nodes only is not draining.
+        // A ready endpoint that serves only other nodes is not draining.
         let ready = endpoints.iter().filter(|it| it.condition == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
         let removed = removed.into_iter().map(to_text);
@@ -229,7 +229,8 @@ fn source_view(range: &SourceRange) -> String {
     format!("{}-{}", range.first, range.last)
 }
 
-/// Returns the JSON of a frontend. One that is in the maps, but no longer planned, has the type `-`.
+/// Returns a frontend's JSON representation. A frontend that is in the maps but no longer planned has the
+/// type `-`.
 fn frontend_view(
     frontend: &FrontendKey,
     plan: Option<&FrontendPlan>,

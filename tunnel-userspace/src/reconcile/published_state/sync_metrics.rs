@@ -1,4 +1,4 @@
-//! The metrics of syncs, which are those of kube-proxy (`pkg/proxy/metrics/metrics.go`).
+//! Metrics about syncs, which are the same as kube-proxy's (`pkg/proxy/metrics/metrics.go`).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,35 +10,35 @@ use crate::{
     plan::NoLocalEndpoints,
 };
 
-/// The maximum number of changes of one Service's endpoints that are remembered until the Service is written.
+/// The maximum number of changes to one Service's endpoints that are remembered until the Service is written.
 const MAX_WAITING: usize = 64;
 
-/// The metrics of syncs and changes.
+/// Metrics about syncs and changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyncMetrics {
     /// The durations of all syncs.
     pub all: Histogram,
-    /// The durations of full syncs: those for which every Service was planned again.
+    /// The durations of full syncs, that is, those for which every Service was replanned.
     pub full: Histogram,
     /// The durations of all other syncs.
     pub partial: Histogram,
-    /// The time from the change of a Pod or Service, as given in its EndpointSlice, until the change is
-    /// written into the maps.
+    /// The time from a change to a Pod or Service, as given in its EndpointSlice, until the change is written
+    /// to the maps.
     pub programming_latency: PerFamily<Histogram>,
-    /// The number of changes of Services.
+    /// The number of changes to Services.
     pub service_changes: u64,
-    /// The number of changes of EndpointSlices.
+    /// The number of changes to EndpointSlices.
     pub endpoint_changes: PerFamily<u64>,
-    /// The number of Services that changed and are not written yet.
+    /// The number of changed Services that have not been written yet.
     pub pending_services: usize,
-    /// The number of Services with endpoints that changed and are not written yet.
+    /// The number of Services with changed endpoints that have not been written yet.
     pub pending_endpoints: PerFamily<usize>,
-    /// The number of plans that were computed. A change of a Service or its slices requires one plan, a
-    /// change of this node one for every Service.
+    /// The number of plans computed so far. A change to a Service or its EndpointSlices requires one plan,
+    /// whereas a change to this node requires one for every Service.
     pub plans_computed: u64,
-    /// The time of the last change.
+    /// The time at which the last change was received.
     pub last_queued_at: Option<Timestamp>,
-    /// The number of service ports with a policy Local but no endpoint on this node.
+    /// The number of service ports that have traffic policy `Local` but no endpoint on this node.
     pub no_local_endpoints: PerFamily<NoLocalEndpoints>,
 }
 
@@ -69,8 +69,8 @@ impl Default for SyncMetrics {
     }
 }
 
-/// The names of changed objects that are not written yet. Names that were added since the last sync may have
-/// duplicates.
+/// The names of changed objects that have not been written yet. There may be duplicates among the names added
+/// since the last sync.
 #[derive(Debug, Default)]
 struct PendingNames(Vec<ObjectName>);
 
@@ -79,7 +79,7 @@ impl PendingNames {
         self.0.push(name.clone());
     }
 
-    /// Removes duplicates, and the names that `stays` refuses. Returns the number of remaining names.
+    /// Removes duplicates and the names for which `stays` returns false. Returns how many names remain.
     fn retain(&mut self, stays: impl Fn(&ObjectName) -> bool) -> usize {
         self.0.retain(stays);
         self.0.sort_unstable();
@@ -88,22 +88,22 @@ impl PendingNames {
     }
 }
 
-/// Records changes and syncs, and computes the metrics.
+/// Records changes and syncs, and computes metrics from them.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct MetricsRecorder {
     pub(in crate::reconcile) metrics: SyncMetrics,
     services: PendingNames,
     endpoints: PerFamily<PendingNames>,
-    /// The times of endpoint changes that are not written yet, by Service.
+    /// The times of endpoint changes that have not been written yet, by Service.
     change_times: BTreeMap<ObjectName, Vec<(Family, Timestamp)>>,
-    /// The end of the first sync; the latency of earlier changes is not measured.
+    /// The time at which the first sync ended. The latency of earlier changes is not measured.
     first_sync_at: Option<Timestamp>,
-    /// True if every Service was planned again since the last sync.
+    /// True if every Service has been replanned since the last sync.
     pub(in crate::reconcile) is_full: bool,
 }
 
 impl MetricsRecorder {
-    /// Records the change of a Service from one state to another.
+    /// Records a change to a Service from one state to another.
     pub(in crate::reconcile) fn record_change(
         &mut self,
         name: &ObjectName,
@@ -119,7 +119,8 @@ impl MetricsRecorder {
             .iter()
             .filter(|slice| slice_named_like(new, slice).is_none())
         {
-            // The time of a deletion is unknown: a slice only has that of its last change.
+            // The time of a deletion is unknown, since an EndpointSlice contains only the time of its last
+            // change.
             self.count_endpoint_change(name, slice.family);
             self.change_times.remove(name);
         }
@@ -144,8 +145,8 @@ impl MetricsRecorder {
         self.endpoints.get_mut(family).add(name);
     }
 
-    /// Records a sync that has just ended. Services for which `is_pending` returns true are not written yet;
-    /// their changes are recorded by a later sync.
+    /// Records a sync that has just finished. Services for which `is_pending` returns true have not been
+    /// written yet, so their changes are recorded with a later sync.
     pub(in crate::reconcile) fn record_sync(
         &mut self,
         took: Duration,
@@ -180,7 +181,7 @@ fn slices(state: Option<&ServiceState>) -> &[Arc<EndpointSlice>] {
     state.map_or(&[], |state| &state.slices)
 }
 
-/// Returns the slice with the same name as another.
+/// Returns the slice that has the same name as `other`.
 fn slice_named_like<'a>(
     slices: &'a [Arc<EndpointSlice>],
     other: &EndpointSlice,

@@ -10,11 +10,11 @@ use crate::{
     reconcile::{desired_plans::DesiredPlans, map_sync::MapSync},
 };
 
-/// The maximum number of problems with Services, and with steering.
+/// The maximum number of problems to report for Services, and likewise for steering.
 const MAX_PROBLEMS: usize = 1000;
 
-/// Returns the problems with Services and steering. A full map or a failed write is also a problem with this
-/// node, reported once.
+/// Returns the problems with Services and steering. A full map or a failed write is also reported, once, as a
+/// problem with this node.
 pub(in crate::reconcile) fn warnings<M>(
     desired: &DesiredPlans,
     sync: &MapSync<M>,
@@ -46,7 +46,7 @@ pub(in crate::reconcile) fn warnings<M>(
     let own = &desired.rules.node_info.name;
     let of_steering = steering.iter().take(MAX_PROBLEMS);
     let of_steering = of_steering.map(|problem| match (&problem.node, problem.reason) {
-        // Without the number of addresses, which changes all the time.
+        // The warning leaves out the number of addresses, which changes all the time.
         (_, Reason::SteeringFull) => node_problem(own, problem.reason),
         (node, reason) => {
             let name = node.as_ref().map_or(&**own, |node| &node.name);
@@ -58,7 +58,7 @@ pub(in crate::reconcile) fn warnings<M>(
     of_node.chain(of_services).chain(of_steering).collect()
 }
 
-/// Returns a warning about a node, with the description of the reason.
+/// Returns a warning about a node, with the reason's description as its text.
 fn node_problem(node: &str, reason: Reason) -> ObjectWarning {
     ObjectWarning::for_node(node, reason, reason.meaning().to_owned())
 }

@@ -1,10 +1,10 @@
-//! The cost of one change among very many Services.
+//! The cost of a single change among a very large number of Services.
 
 use super::*;
 
 const SERVICES: u32 = 30_000;
 
-/// Sizes with room for all of them, and for some changes.
+/// Sizes with room for all Services and for some changes.
 const SIZES: MapSizes = MapSizes {
     frontends: 4 * SERVICES,
     slots: 4 * SERVICES,
@@ -23,7 +23,7 @@ fn address(family: Family, number: u32) -> IpAddr {
     }
 }
 
-/// Returns a Service with both families, and with one endpoint in each.
+/// Returns a dual-stack Service with one endpoint in each address family.
 fn dual_stack(number: u32, endpoints: [u32; 2]) -> ServiceState {
     let both = [Family::V4, Family::V6];
     let service = Service {
@@ -72,7 +72,8 @@ fn a_changed_slice_among_many_services_plans_and_writes_only_its_service() {
         reconciler.write_changes();
 
         assert_eq!(reconciler.desired.plans_computed, planned + 1, "{family:?}");
-        // The writes are a new backend, slot and record, the frontend, and some that remove the old backend.
+        // The writes are for a new backend, slot and record, for the frontend key, and for removing the old
+        // backend.
         let writes = reconciler.maps().writes - written;
         assert!((1..=8).contains(&writes), "{family:?}: {writes} writes");
         let key = http_at(address(family, change.0));

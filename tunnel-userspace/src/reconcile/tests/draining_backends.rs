@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Removes endpoints 1 and 2 of a Service while they have these numbers of open connections. Returns their
-/// backend indices.
+/// Removes endpoints 1 and 2 from a Service while they have the given numbers of open connections. Returns
+/// the reconciler and the backend indices of the two endpoints.
 fn remove_two_backends(counts: [u64; 2]) -> (Reconciler<Memory>, [u32; 2]) {
     let mut reconciler = serving(ROOMY, [set("web", 1, &[1, 2, 3])]);
     let indices = [1, 2].map(|last| backend_entry(&reconciler, last).0);
@@ -19,7 +19,7 @@ fn an_index_is_reused_only_after_its_last_connection_has_closed() {
     let (mut reconciler, [first, second]) = remove_two_backends([3, 0]);
     assert_eq!(reconciler.sync.tracked.actual.draining.len(), 1);
 
-    // `Memory` panics at a write to an index with open connections.
+    // `Memory` panics if an index that has open connections is written.
     apply(&mut reconciler, vec![set("web", 1, &[3, 4, 5])]);
     let [fourth, fifth] = [4, 5].map(|last| backend_entry(&reconciler, last).0);
     assert!(
@@ -79,7 +79,7 @@ fn connections_that_a_running_program_counts_during_the_start_are_seen() {
 #[test]
 fn a_service_without_free_indices_is_retried_when_connections_close() {
     let mut reconciler = adopt(Memory::new(ROOMY.with(MapSize::Backends, 8)));
-    // The array has 73 entries; open connections prevent the reuse of 72.
+    // The array has 73 entries, and open connections keep 72 of them from being reused.
     let mut kept = Vec::new();
     for round in 0..9 {
         let endpoints: Vec<u8> = (0..8).map(|number| 10 + 8 * round + number).collect();

@@ -12,7 +12,7 @@ fn adopt_owned() -> Reconciler<Memory> {
     adopt_with(Memory::new(ROOMY), settings)
 }
 
-/// Returns a Service with both families, and with external IPs.
+/// Returns a dual-stack Service with the given external IPs.
 fn with_external_ips(name: &'static str, last: u8, external: Vec<IpAddr>) -> Change<'static> {
     with(set(name, last, &[last]), |service| {
         service.cluster_ips.push(other_ip(last));
@@ -20,7 +20,7 @@ fn with_external_ips(name: &'static str, last: u8, external: Vec<IpAddr>) -> Cha
     })
 }
 
-/// Returns a Service that Culvert doesn't serve, with these addresses of its load balancer.
+/// Returns a Service that Culvert doesn't serve and whose load balancer has the given addresses.
 fn unserved_load_balancer(ips: Vec<IpAddr>) -> Change<'static> {
     let service = Service {
         unserved_ips: ips,
@@ -40,7 +40,7 @@ fn node(name: &str, other_ips: Vec<IpAddr>) -> (ObjectName, Option<Arc<Node>>) {
     })
 }
 
-/// Returns the external IPs that are translated.
+/// Returns those of the external IPs in `PAIR` that are translated.
 fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
     let frontends = &reconciler.maps().frontend_keys;
     let is_served = |text: &&str| frontends.contains_key(&http_at(fixture::ip(text)));
@@ -99,7 +99,7 @@ fn an_unserved_load_balancer_owns_its_addresses_but_is_not_published() {
     let mut reconciler = adopt_owned();
     let web = || with_external_ips("web", 1, fixture::ips(&PAIR));
     let balancer = || unserved_load_balancer(fixture::ips(&PAIR));
-    // The order of the owner and the other Service in the update doesn't matter.
+    // It doesn't matter which comes first in the update, the owner or the other Service.
     for both in [vec![balancer(), web()], vec![web(), balancer()]] {
         apply(&mut reconciler, both);
         assert_eq!(served(&reconciler), PAIR);

@@ -15,7 +15,7 @@ fn all() -> Vec<Change<'static>> {
         .into()
 }
 
-/// Returns true if every Service has exactly its endpoints as backends.
+/// Returns true if the backends of every Service are exactly its endpoints.
 fn is_complete(reconciler: &Reconciler<Memory>) -> bool {
     let mut all = SERVICES.iter();
     all.all(|(_, vip, endpoints)| backends(reconciler, *vip).as_deref() == Some(*endpoints))
@@ -38,7 +38,7 @@ fn a_batch_writes_the_same_entries_as_single_writes() {
     assert_eq!(at_once.maps().writes, each.maps().writes);
 }
 
-/// Lets writes succeed again, reads the maps again, and writes the rest.
+/// Lets writes succeed again, re-reads the maps, and writes the rest.
 fn read_again(reconciler: &mut Reconciler<Memory>) {
     reconciler.sync.tracked.maps.max_writes = usize::MAX;
     reconciler.sync.read_again(&NoGrace).expect("read");
@@ -46,7 +46,7 @@ fn read_again(reconciler: &mut Reconciler<Memory>) {
     settle(reconciler);
 }
 
-/// Returns maps of an earlier process, in which Services have other addresses and backends.
+/// Returns maps left by an earlier process, in which the Services have different addresses and backends.
 fn earlier_maps() -> Memory {
     let (a, b) = (set("a", 2, &[1]), set("b", 1, &[7, 8]));
     let first = serving(ROOMY, [a, b, set("old", 9, &[5, 6])]);
@@ -71,7 +71,8 @@ fn a_refused_batch_is_repaired() {
             reconciler.sync.tracked.maps.max_writes = limit;
             apply(&mut reconciler, all());
             let is_in_doubt = reconciler.sync.is_content_unknown();
-            // With maps of an earlier process, the refused write may be a deletion, which is in no batch.
+            // With maps left by an earlier process, the refused write may be a deletion, which is not part of
+            // any batch.
             let is_left_dirty = is_in_doubt && reconciler.is_dirty();
             assert!(is_left_dirty || kind != "new maps", "{case}");
             let writes = reconciler.maps().writes;
@@ -90,7 +91,7 @@ fn a_refused_batch_is_repaired() {
             assert!(!reconciler.sync.is_content_unknown() && !reconciler.is_dirty());
             assert!(is_complete(&reconciler), "{case}");
             assert_eq!(backends(&reconciler, 9), None, "{case}");
-            // The tracked content is right, so an audit finds no difference.
+            // The tracked contents are correct, so an audit finds no differences.
             assert_eq!(audit(&mut reconciler), 0, "{case}");
         }
         assert!(refused_batches > 0, "{kind}");

@@ -1,4 +1,4 @@
-//! Full maps.
+//! Reconciling while one or more of the maps are full.
 
 use super::*;
 

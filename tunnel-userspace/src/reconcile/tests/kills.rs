@@ -1,4 +1,4 @@
-//! Sequences of changes, with the process killed between writes, and with entries freed late.
+//! Sequences of changes in which the process is killed between writes or entries are freed late.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::{
     update,
 };
 
-/// One change: the number of a Service, its VIP, and its endpoints, or `None` to delete the Service.
+/// One change: the number of a Service, the Service's VIP, and its endpoints, or `None` to delete it.
 pub(super) type Step = (usize, u8, Option<BTreeSet<u8>>);
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -29,7 +29,8 @@ pub(super) fn apply_step(reconciler: &mut Reconciler<Memory>, (name, vip, endpoi
     reconciler.update(update(vec![(name, state)]));
 }
 
-/// Returns the backends that each VIP must have at the end. The first Service by name owns a VIP.
+/// Returns the backends that each VIP must have in the end. If several Services have the same VIP, the first
+/// one by name owns it.
 fn expected_backends(history: &[Step]) -> BTreeMap<u8, Vec<u8>> {
     let last = history.iter().map(|(name, vip, it)| (name, (vip, it)));
     let last: BTreeMap<_, _> = last.collect();
@@ -46,8 +47,8 @@ pub(super) fn backends_by_vip(reconciler: &Reconciler<Memory>) -> BTreeMap<u8, V
         .collect()
 }
 
-/// Applies a history in a process that is killed after `cut` writes, then again in a new one. `Memory` checks
-/// after each write that no frontend has a backend of another.
+/// Applies a history in a process that is killed after `cut` writes, and then once more in a new process.
+/// After each write, `Memory` checks that no frontend has a backend that belongs to another.
 pub(super) fn restart_after_kill<T>(
     history: &[T],
     cut: usize,

@@ -1,4 +1,4 @@
-//! Frontends with a local listener.
+//! Frontends that have a local listener.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -13,7 +13,7 @@ use crate::reconcile::listener_poll::ListenerPoll;
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// A fake kernel: its listeners, and the polls that it got.
+/// A fake kernel, with its listeners and the polls it has received.
 #[derive(Default)]
 struct FakeKernel {
     listeners: BTreeSet<FrontendKey>,
@@ -21,7 +21,7 @@ struct FakeKernel {
     polls: Vec<BTreeSet<FrontendKey>>,
 }
 
-/// A reconciler with polls of a fake kernel.
+/// A reconciler that polls a fake kernel for listeners.
 struct Fixture {
     reconciler: Reconciler<Memory>,
     kernel: Arc<Mutex<FakeKernel>>,
@@ -29,7 +29,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Creates a reconciler with these Services, on a node that has the addresses of these frontends.
+    /// Creates a reconciler with the given Services, on a node that has the addresses of the given frontends.
     fn new<const N: usize>(frontends: [FrontendKey; N], services: Vec<Change<'_>>) -> Self {
         let kernel = Arc::<Mutex<FakeKernel>>::default();
         let asked = Arc::clone(&kernel);
@@ -54,7 +54,7 @@ impl Fixture {
         }
     }
 
-    /// Polls if a poll is due. Writes nothing.
+    /// Polls if a poll is due. Doesn't write to the maps.
     async fn poll(&mut self) {
         if self.listener_poll.start_if_due(&mut self.reconciler) {
             let looked = self.listener_poll.wait().await.expect("a poll");
@@ -63,13 +63,13 @@ impl Fixture {
         }
     }
 
-    /// Polls if a poll is due, and writes the changes.
+    /// Polls if a poll is due, and then writes the changes.
     async fn poll_and_write(&mut self) {
         self.poll().await;
         settle(&mut self.reconciler);
     }
 
-    /// Waits for the interval, polls, and writes the changes.
+    /// Waits for one polling interval, polls, and writes the changes.
     async fn poll_after_interval(&mut self) {
         advance(EVERY).await;
         self.poll_and_write().await;
@@ -88,12 +88,12 @@ fn ip(key: &FrontendKey) -> IpAddr {
     key.address.to_ip()
 }
 
-/// Returns the frontend of a VIP in its other family.
+/// Returns the frontend of a VIP in the other address family.
 fn other_vip(last: u8) -> FrontendKey {
     http_at(other_ip(last))
 }
 
-/// Returns a Service with both families and a node port.
+/// Returns a dual-stack Service with a node port.
 fn dual_stack(name: &'static str, last: u8) -> Change<'static> {
     with(set(name, last, &[1]), |service| {
         service.cluster_ips.push(other_ip(last));
@@ -123,7 +123,7 @@ fn only_frontends_with_a_local_listener_are_not_translated() {
     };
     assert!(reconciler.maps().frontend_keys.contains_key(&node_port));
 
-    // `vip(2)` is on another node, and node ports don't yield to listeners.
+    // The address of `vip(2)` is not on this node, and node ports don't yield to listeners.
     reconciler.set_listeners([vip(1), other_vip(1), vip(2), node_port].into());
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
@@ -174,7 +174,7 @@ async fn there_is_no_poll_while_this_node_has_no_address_of_a_service() {
     scene.poll_after_interval().await;
     assert!(scene.take_polls().is_empty() && scene.listener_poll.next_at.is_none());
 
-    // A Service gets the address, and is deleted again.
+    // A Service gets the address and is then deleted again.
     apply(&mut scene.reconciler, vec![dual_stack("cache", 9)]);
     scene.poll_and_write().await;
     assert_eq!(scene.take_polls(), [[vip(9)].into()]);
@@ -200,7 +200,8 @@ async fn a_poll_follows_each_change_at_once_and_then_each_interval() {
     assert!(untranslated(&scene.reconciler).is_empty());
     assert_eq!(scene.take_polls().len(), 1);
 
-    // The address is removed from the link between a poll that finds a listener and the write.
+    // The address is removed from the network interface after a poll has found a listener but before the
+    // write.
     scene.kernel().listeners = [vip(1)].into();
     advance(EVERY).await;
     scene.poll().await;
@@ -259,7 +260,7 @@ async fn only_services_with_unpolled_frontends_wait_for_a_poll() {
     settle(&mut reconciler);
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
     assert_eq!(untranslated(&reconciler), [vip(1)].into());
-    // This poll covers no new frontend, so no Service waits for it.
+    // This poll covers no new frontends, so no Service waits for it.
     listener_poll.start_if_due(&mut reconciler);
     apply(&mut reconciler, vec![set("web", 1, &[2])]);
     assert_eq!(backends(&reconciler, 1), Some(vec![2]));

@@ -1,4 +1,4 @@
-//! The service maps in memory. They are stricter than the kernel: a write to an entry that a program may be
+//! In-memory service maps. They are stricter than the kernel: writing to an entry that a program may be
 //! reading panics.
 
 use std::{
@@ -38,7 +38,7 @@ impl BatchedWrite {
     }
 }
 
-/// The service maps, and the entries that programs may have read since the last grace period.
+/// The service maps, along with the entries that programs may have read since the last grace period.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) sizes: MapSizes,
@@ -52,15 +52,16 @@ pub(crate) struct Memory {
     batch: Option<Vec<BatchedWrite>>,
     refused_map: Option<&'static str>,
     pub(crate) writes: usize,
-    /// The number of writes that succeed; all later ones fail, as if the process had been killed.
+    /// The number of writes that succeed. All later writes fail, as if the process had been killed.
     pub(crate) max_writes: usize,
-    /// True to check all reachable entries after every write; false for very large maps, to check them
-    /// after each grace period only.
+    /// True to check all reachable entries after every write. False, for very large maps, to check them only
+    /// after each grace period.
     pub(crate) checks_every_write: bool,
     reachable: Reachable,
 }
 
-/// The number of open connections by backend index. Clones share the numbers, as programs and the daemon do.
+/// The number of open connections to each backend, by index. Clones share the numbers, just as the BPF
+/// programs and the daemon do.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OpenConnections(pub(crate) Arc<Mutex<BTreeMap<u32, u64>>>);
 
@@ -90,13 +91,13 @@ impl Memory {
         }
     }
 
-    /// Ends a grace period: no program reads an unreachable entry any more.
+    /// Ends a grace period, after which no program reads an unreachable entry any more.
     pub(crate) fn end_grace_period(&mut self) {
         self.reachable = Reachable::default();
         self.check_reachable();
     }
 
-    /// Returns the backends that a program finds for a key.
+    /// Returns the backends that a program would find for a key.
     pub(crate) fn backends_of(&self, key: &FrontendKey) -> Option<Vec<Backend>> {
         let frontend = self.frontends.get(self.frontend_keys.get(key)?)?;
         assert_eq!(frontend.key, *key, "the record is that of another frontend");
@@ -126,7 +127,7 @@ impl Memory {
         Some(backends)
     }
 
-    /// Returns the serving backends with a set membership that differs from the sets that contain them.
+    /// Returns the indices of serving backends whose set membership doesn't match the sets that contain them.
     pub(crate) fn wrong_memberships(&self) -> Vec<u32> {
         let is_in = |backend: u32, of: fn(&Frontend) -> IndexRange| {
             let service = self.backends[&backend].service;
@@ -158,7 +159,7 @@ impl Memory {
         }
     }
 
-    /// Reads everything as programs do, and remembers the entries that it reads.
+    /// Reads everything as programs would, and remembers which entries it has read.
     fn check_reachable(&mut self) {
         for (key, index) in &self.frontend_keys {
             assert!(self.backends_of(key).is_some(), "{key} has no record");
@@ -193,8 +194,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes the batch until a write is refused; entries are written before those that refer to them.
-    /// Returns false if nothing else may be written.
+    /// Writes the batch, stopping once a write is refused. Entries are written before those that refer to
+    /// them. Returns false if nothing else may be written.
     fn write_batch(&mut self) -> bool {
         let Some(mut batch) = self.batch.take() else {
             return true;
@@ -210,7 +211,7 @@ impl Memory {
         self.refused_map.is_none()
     }
 
-    /// Makes a write, or adds it to the batch if batching is on.
+    /// Performs a write, or adds it to the batch if batching is on.
     fn write_or_batch(&mut self, write: BatchedWrite) -> Result<(), WriteError> {
         if let Some(batch) = &mut self.batch {
             batch.push(write);
@@ -406,7 +407,7 @@ fn refused(map: &'static str, why: &str) -> WriteError {
     }
 }
 
-/// Returns an entry of an array map; zeros if it was never written.
+/// Returns an entry of an array map, or all zeros if the entry was never written.
 fn entry<T: Copy + FromZeros>(array: &BTreeMap<u32, T>, index: u32) -> T {
     array.get(&index).copied().unwrap_or_else(T::new_zeroed)
 }

@@ -1,4 +1,4 @@
-//! Migration to maps of other sizes.
+//! Migration to maps of different sizes.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use super::{
     serving, set, settle, vip,
 };
 
-/// Returns the initial state of backend indices that the old maps did not have.
+/// Returns the initial state for backend indices that the old maps did not have.
 fn unused() -> BackendState {
     BackendState::initial_at(1000)
 }
 
-/// Copies the content of maps into new maps of these sizes.
+/// Copies the contents of maps into new maps of the given sizes.
 pub(super) fn migrate(from: &Memory, sizes: MapSizes) -> Result<Memory, MapTooSmall> {
     let snapshot = ServiceMapsSnapshot::read(from, from.sizes).expect("read");
     snapshot.fits(sizes)?;
@@ -28,7 +28,7 @@ pub(super) fn migrate(from: &Memory, sizes: MapSizes) -> Result<Memory, MapTooSm
     Ok(to)
 }
 
-/// Returns the smallest sizes into which the content of maps fits.
+/// Returns the smallest map sizes that the contents of the given maps fit into.
 fn smallest_sizes(from: &Memory) -> MapSizes {
     let mut sizes = MapSizes::uniform(0);
     while let Err(MapTooSmall { size, needed, .. }) = migrate(from, sizes) {
@@ -39,8 +39,7 @@ fn smallest_sizes(from: &Memory) -> MapSizes {
     sizes
 }
 
-/// Returns the numbers that sockets may have stored: the index, service port id and state of each serving
-/// backend.
+/// Returns the numbers that sockets may have stored: each serving backend's index, service port id and state.
 fn stored_in_sockets(maps: &Memory) -> BTreeMap<u32, (u32, BackendState)> {
     let serving = maps.backends.iter().filter(|(_, it)| it.state.is_serving());
     let known = serving.map(|(index, it)| (*index, (it.service, it.state)));
@@ -110,14 +109,14 @@ fn new_maps_start_with_states_that_no_older_layout_has_used() {
 
 #[test]
 fn a_too_small_size_is_reported_with_the_needed_one() {
-    // The remaining backends have higher indices than their number requires.
+    // The remaining backends have higher indices than their number would require.
     let crowd: Vec<u8> = (1..=120).collect();
     let mut first = serving(ROOMY, [set("crowd", 1, &crowd)]);
     let stays = vec![set("a", 2, &[1, 2, 3, 4]), set("b", 3, &[5])];
     apply(&mut first, stays);
     apply(&mut first, vec![("crowd", None)]);
 
-    // The smallest array that contains the highest index is that of size 55.
+    // The smallest size whose array contains the highest index is 55.
     assert!(ROOMY.with(MapSize::Backends, 54).backend_entries() < 125);
     assert!(ROOMY.with(MapSize::Backends, 55).backend_entries() >= 125);
     for (size, needed) in [
@@ -140,7 +139,7 @@ fn a_too_small_size_is_reported_with_the_needed_one() {
 fn a_migration_leaves_out_invalid_entries() {
     let first = serving(ROOMY, [set("a", 1, &[1]), set("b", 2, &[2])]);
     let mut maps = first.sync.tracked.maps;
-    // The record of `b` gets another key.
+    // Change the key in the record of `b`.
     let index = maps.frontend_keys[&vip(2)];
     maps.frontends.get_mut(&index).expect("a record").key = vip(9);
     maps.writes = 0;

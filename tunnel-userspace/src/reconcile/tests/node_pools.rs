@@ -1,4 +1,4 @@
-//! Services that are restricted to endpoints of this node or its node pool.
+//! Services that are restricted to endpoints on this node or in its node pool.
 
 use super::*;
 use crate::model::{EndpointScope, NODE_POOL_LABEL};
@@ -11,8 +11,8 @@ fn adopt_honouring() -> Reconciler<Memory> {
     adopt_with(Memory::new(ROOMY), settings)
 }
 
-/// Returns a Service with an endpoint on each of the nodes `node-a`, `node-b` and `node-c`, whose
-/// addresses end with 1, 2 and 3.
+/// Returns a Service with one endpoint on each of the nodes `node-a`, `node-b` and `node-c`. The endpoints'
+/// addresses end in 1, 2 and 3, respectively.
 fn restricted_service(vip: u8, keep_to: EndpointScope) -> Change<'static> {
     let mut state = state("web", vip, &BTreeSet::from([1, 2, 3]));
     Arc::make_mut(&mut state.service).endpoint_scope = Some(keep_to);

@@ -1,4 +1,4 @@
-//! The counters of service ports, which the kernel programs maintain.
+//! The counters that the BPF programs maintain for service ports.
 
 use tunnel_common::service::ServiceCounts;
 
@@ -10,7 +10,8 @@ fn id(reconciler: &Reconciler<Memory>, last: u8) -> u32 {
     frontend.record.service
 }
 
-/// Writes these Services; 7 connections were sent to backends of VIP 1, and 3 were refused.
+/// Writes the given Services and pretends that, for VIP 1, 7 connections were sent to backends and 3 were
+/// refused.
 fn with_counts<const N: usize>(services: [Change<'_>; N]) -> Reconciler<Memory> {
     let mut reconciler = serving(ROOMY, services);
     let tallied = ServiceCounts {
@@ -34,7 +35,7 @@ fn port_counters(reconciler: &Reconciler<Memory>, most: usize) -> PortCounterLis
         .port_counters(reconciler.maps(), most)
 }
 
-/// Returns the published counters of each Service: its name, and the number of sent, refused and open
+/// Returns the published counters for each Service: its name and the numbers of sent, refused and open
 /// connections.
 fn counters_by_service(reconciler: &Reconciler<Memory>) -> Vec<(String, [u64; 3])> {
     let counters = |port: PortCounters| {
@@ -66,7 +67,7 @@ fn a_service_with_a_reused_id_starts_with_counters_of_0() {
     let old = id(&reconciler, 1);
 
     apply(&mut reconciler, vec![("old", None)]);
-    // Repeats until a new Service gets the old id.
+    // This repeats until a new Service gets the old id.
     for _ in 0..ROOMY.frontend_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
         if id(&reconciler, 2) == old {

@@ -1,4 +1,4 @@
-//! Restarts of the daemon, with the maps of an earlier process.
+//! Restarts of the daemon with maps left by an earlier process.
 
 use super::{
     Arc, Change, ClusterUpdate, MapSize, Memory, ROOMY, Reason, Reconciler, adopt, apply, audit,
@@ -6,13 +6,13 @@ use super::{
 };
 use crate::model::TrafficPolicy;
 
-/// Returns a reconciler after a restart; the first one served `web` and `dns`.
+/// Returns a reconciler after a restart. The first one, before the restart, served `web` and `dns`.
 fn restarted() -> Reconciler<Memory> {
     let first = serving(ROOMY, [set("web", 1, &[1, 2]), set("dns", 2, &[3])]);
     adopt(first.sync.tracked.maps)
 }
 
-/// Applies Services while an object of the sources is missing.
+/// Applies changes to Services while an object is missing from the sources.
 fn apply_incomplete(second: &mut Reconciler<Memory>, services: Vec<Change<'_>>) {
     second.update(ClusterUpdate {
         complete: false,
@@ -52,7 +52,7 @@ fn backends_stay_while_their_slice_may_be_missing() {
     let mut second = restarted();
     apply_incomplete(&mut second, vec![set("web", 1, &[]), set("dns", 2, &[3])]);
     assert_eq!(backends(&second, 1), Some(vec![1, 2]));
-    // A Service that this process has served before changes at once.
+    // A Service that this process has already served is changed at once.
     apply_incomplete(&mut second, vec![set("dns", 2, &[])]);
     assert_eq!(backends(&second, 2), Some(Vec::new()));
 

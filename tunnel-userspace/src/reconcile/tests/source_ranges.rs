@@ -1,4 +1,4 @@
-//! The clients that may use the address of a load balancer, after changes, kills and with full maps.
+//! The clients that may use a load balancer's address: after changes, after kills, and when maps are full.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -13,7 +13,7 @@ use super::{
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// Returns the load balancer address of the Service at a VIP.
+/// Returns the load balancer address of the Service that has the given VIP.
 fn load_balancer_ip(last: u8) -> IpAddr {
     match family(last) {
         Family::V4 => Ipv4Addr::new(203, 0, 113, last).into(),
@@ -21,7 +21,8 @@ fn load_balancer_ip(last: u8) -> IpAddr {
     }
 }
 
-/// Returns the network of a client by its number. Networks of successive numbers are adjacent.
+/// Returns the network of the client with the given number. Clients with consecutive numbers have adjacent
+/// networks.
 fn network(of: Family, client: u8) -> (IpAddr, u8) {
     match of {
         Family::V4 => (Ipv4Addr::new(10, 2, client, 0).into(), 24),
@@ -32,14 +33,14 @@ fn network(of: Family, client: u8) -> (IpAddr, u8) {
     }
 }
 
-/// Returns the VIP of a Service by its number, so that all Services of a test have the same family, and can
-/// share lists.
+/// Returns the VIP of the Service with the given number. All Services in a test have VIPs in the same address
+/// family, so that they can share lists.
 fn vip_in(of: Family, number: u8) -> u8 {
     2 * number + u8::from(of == Family::V6)
 }
 
-/// Returns a Service with one VIP, and with a load balancer for these clients only, or for all clients if
-/// there are none.
+/// Returns a Service with one VIP and with a load balancer that only the given clients may use, or all
+/// clients if none are given.
 fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
     let ranges = clients.iter().map(|it| network(family(last), *it));
     with(super::set(name, last, &[1]), |service| {
@@ -48,8 +49,8 @@ fn set(name: &'static str, last: u8, clients: &[u8]) -> Change<'static> {
     })
 }
 
-/// Returns the clients that may use the load balancer address of a VIP; `None` if the maps have no such
-/// frontend.
+/// Returns the clients that may use the load balancer address of the Service that has the given VIP, or
+/// `None` if the maps have no such frontend.
 fn allowed_clients(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let maps = reconciler.maps();
     let frontend = maps.frontends[maps.frontend_keys.get(&http_at(load_balancer_ip(last)))?];
@@ -67,7 +68,7 @@ fn allowed_clients(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>>
 type Step = (usize, Option<BTreeSet<u8>>);
 
 fn history() -> impl Strategy<Value = Vec<Step>> {
-    // Services share some lists, since there are only few different ones. Adjacent ranges are merged.
+    // Services share some lists, since there are only a few different ones. Adjacent ranges are merged.
     let clients = proptest::collection::btree_set(1..8_u8, 0..4);
     let step = (0..NAMES.len(), proptest::option::weighted(0.8, clients));
     proptest::collection::vec(step, 1..24)
@@ -100,7 +101,7 @@ fn clients_by_service(
     (1..4).map(admitted).collect()
 }
 
-/// Returns the number of entries that the wanted lists need, if equal lists are stored once.
+/// Returns how many entries the expected lists need if equal lists are stored only once.
 fn needed_entries(history: &[Step]) -> usize {
     let lists: BTreeSet<_> = expected_clients(history).into_values().flatten().collect();
     let ranges = |list: &Vec<u8>| {
@@ -118,7 +119,7 @@ fn used_entries(reconciler: &Reconciler<Memory>) -> usize {
     usize::try_from(reconciler.sync.tracked.actual.usage().source_ranges).expect("few")
 }
 
-/// Deletes all Services. Returns the length of the longest list that then fits.
+/// Deletes all Services and returns the length of the longest list that then fits.
 fn longest_free_list(mut reconciler: Reconciler<Memory>) -> u32 {
     apply(&mut reconciler, NAMES.map(|name| (name, None)).into());
     let entries = reconciler.maps().sizes.source_range_entries();
@@ -144,7 +145,7 @@ proptest! {
         prop_assert_eq!(used_entries(&second), needed_entries(&history));
         prop_assert_eq!(second.audit(&NoGrace).expect("read"), 0);
 
-        // A migration keeps the content.
+        // A migration keeps the contents.
         let used_sources = second.sync.tracked.actual.usage().source_ranges;
         let sizes = ROOMY.with(MapSize::SourceRanges, used_sources + grown);
         let third = adopt(migrate(&second.sync.tracked.maps, sizes).expect("it fits"));
@@ -158,7 +159,7 @@ proptest! {
 #[test]
 fn an_address_can_become_restricted_and_unrestricted_again() {
     let mut reconciler = adopt(Memory::new(ROOMY));
-    // The addresses of this node are in no range, so that nothing else in a record changes.
+    // None of the ranges contains this node's addresses, so that nothing else in a record changes.
     let node = Node {
         internal_ips: fixture::ips(&["192.0.2.1", "2001:db8:1::1"]),
         ..fixture::node("node-a")
@@ -184,7 +185,7 @@ fn ranges_without_room_are_a_problem_and_the_old_ones_stay() {
         assert_eq!(allowed_clients(&reconciler, c), None, "{of:?}");
         assert!(reconciler.maps().backends_of(&vip(c)).is_some(), "{of:?}");
 
-        // A list that exists already needs no entries.
+        // A list that already exists needs no additional entries.
         apply(&mut reconciler, vec![set("c", c, &[5])]);
         assert_eq!(problem(&reconciler, "c"), None);
         assert_eq!(allowed_clients(&reconciler, c), Some(vec![5]));

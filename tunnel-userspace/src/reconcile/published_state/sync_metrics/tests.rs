@@ -30,7 +30,7 @@ fn state(port: u16, slices: &[Arc<EndpointSlice>]) -> ServiceState {
     }
 }
 
-/// Records a sync that ended at this time, in milliseconds.
+/// Records a sync that ended at the time `at`, in milliseconds.
 fn sync(recorder: &mut MetricsRecorder, at: i64, is_written: bool) -> &SyncMetrics {
     let took = Duration::from_millis(3);
     recorder.record_sync(took, time(at), |_| !is_written);
@@ -67,7 +67,7 @@ fn changes_are_counted_by_object_and_family_and_wait_until_they_are_written() {
     assert_eq!(stats.pending_services, 1);
     assert_eq!(stats.pending_endpoints, PerFamily { v4: 1, v6: 1 });
 
-    // One slice is deleted, and one has changed.
+    // One slice is deleted, and another one is changed.
     recorder.record_change(&name(), Some(&changed), Some(&without_slice));
     let stats = sync(&mut recorder, 0, true);
     assert_eq!(stats.service_changes, 2);
@@ -91,7 +91,7 @@ fn programming_latency_is_measured_from_the_change_of_a_pod_to_its_write() {
         };
         recorder.record_change(&name(), None, Some(&at(500)));
         sync(&mut recorder, 1000, true);
-        // The latency of a change before the end of the first sync is not measured.
+        // The latency of a change made before the end of the first sync is not measured.
         recorder.record_change(&name(), Some(&at(500)), Some(&at(900)));
         assert_eq!(measured(sync(&mut recorder, 1100, true)).0, 0);
 
@@ -101,7 +101,7 @@ fn programming_latency_is_measured_from_the_change_of_a_pod_to_its_write() {
         assert_eq!(count, 1);
         assert!((sum - 0.4).abs() < 1e-9, "{sum}");
 
-        // The time of a deletion is unknown.
+        // The time of a deletion is unknown, so its latency is not measured.
         recorder.record_change(&name(), Some(&at(2000)), Some(&at(3000)));
         recorder.record_change(&name(), Some(&at(3000)), None);
         assert_eq!(measured(sync(&mut recorder, 3100, true)).0, 1);

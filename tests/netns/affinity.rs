@@ -28,7 +28,7 @@ const TRIES: usize = 12;
 /// occur.
 const SERVICES: u8 = 250;
 
-/// The names of all algorithms.
+/// The names of all load-balancing algorithms.
 const ALGORITHMS: [&str; 6] = [
     "random",
     "round-robin",

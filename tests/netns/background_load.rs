@@ -70,7 +70,7 @@ fn repeat(times: usize, action: impl Fn(usize) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that every attempt in a load was answered, and saw the dialled address as its peer.
+/// Asserts that every attempt in a load was answered, with the dialled address as its peer.
 pub(crate) fn expect_all_answered(report: &Report) -> Result<()> {
     ensure!(report.failed() == 0, "{report:?}");
     ensure!(report.attempts > 0, "the load made no attempt");

@@ -1,4 +1,4 @@
-//! `culvert cleanup`, and two instances on one node.
+//! Tests of `culvert cleanup`, and of two instances of Culvert on one node.
 
 use std::{fs, net::SocketAddr, path::PathBuf};
 

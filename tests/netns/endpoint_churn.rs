@@ -38,7 +38,7 @@ const KILLS: u32 = 5;
 /// The duration of the load around each kill: longer than a restart takes, even on slow machines.
 const ROUND: Duration = Duration::from_millis(2500);
 
-/// The number of attempts per second over TCP, and the number over UDP.
+/// The number of attempts per second over each of TCP and UDP.
 const RATE: u32 = 500;
 
 /// Endpoint changes per second: the target rate, which slow files or CPUs may reduce, and the minimum that

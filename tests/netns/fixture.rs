@@ -55,7 +55,7 @@ pub(crate) struct Scene {
     manifests: BTreeMap<String, String>,
 }
 
-/// A pod with a server.
+/// A pod that runs a server.
 pub(crate) struct Backend {
     pod: Arc<Pod>,
     pub(crate) server: Server,

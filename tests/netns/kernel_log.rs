@@ -21,10 +21,11 @@ use crate::{
 /// An address that belongs to no Service.
 const UNUSED: Vip = Vip::of(99);
 
-/// The name of the ring buffer for log events, which only programs that log have.
+/// The name of the ring buffer map for log events; only programs that log events use it.
 const LOG_MAP: &str = "AYA_LOGS";
 
-/// Enables the log for this program at this level, or disables it for `None`, from the next start on.
+/// Enables the log for this program at this level, or disables the log if `program` is `None`. Takes effect
+/// at the daemon's next start.
 fn configure_log(node: &Node, program: Option<(&str, &str)>) -> Result<()> {
     let log = program
         .map(|(program, level)| format!("{{ kernel: {{ program: {program}, level: {level} }} }}"));

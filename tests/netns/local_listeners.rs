@@ -22,7 +22,7 @@ const CACHED: Vip = Vip {
 };
 const NAME: &str = "cached";
 
-/// Creates a node with a Service whose addresses are also on the node's loopback interface.
+/// Creates a node with a Service whose addresses are also assigned to the node's loopback interface.
 fn prepared() -> Result<Scene> {
     let scene = Scene::new(&["backend"])?;
     scene.apply_service(CACHED, NAME, &["backend"])?;

@@ -195,7 +195,7 @@ fn a_node_about_to_be_deleted_is_alive_but_not_healthy_for_new_traffic() -> Resu
     node.apply((&*file, &*format!("{text}{taint}")))?;
     until_healthz(503)?;
     ensure_eq("livez", get_from_host("/livez")?.0, 200)?;
-    // First the taint is removed, then the Node object is deleted.
+    // Remove the taint first, then delete the Node object.
     node.apply((&*file, &*text))?;
     until_healthz(200)?;
     node.delete(&file)?;

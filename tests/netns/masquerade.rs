@@ -18,7 +18,7 @@ use crate::{
     support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, addresses, ensure_eq},
 };
 
-/// The addresses of the Service, with their HTTP and DNS ports.
+/// The Service's addresses, each with its HTTP and DNS ports.
 const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
     ("the cluster IP", WEB, [HTTP, DNS]),
     ("the node port", HOST, [NODE_HTTP, NODE_DNS]),

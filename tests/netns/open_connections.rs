@@ -293,7 +293,7 @@ fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon() -> 
     drop((third, fourth));
     node.start()?;
     until_counts(&scene, 0, 0)?;
-    // Each of these sockets was released once, as was the probe socket of each of the two starts.
+    // Each of these sockets was released exactly once, as was the probe socket from each of the two starts.
     ensure_eq("tracked", until_released(node)?, before + 4 * held + 2)?;
     scene.give_back()
 }

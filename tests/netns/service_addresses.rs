@@ -61,7 +61,7 @@ pub(crate) fn service() -> Service {
         .node_port(NODE_DNS)
 }
 
-/// Builds the same Service as [`service`], with an external IP and a load balancer address in each family.
+/// Builds the Service from [`service`], but adds an external IP and a load balancer address in each family.
 pub(crate) fn service_at_all_addresses() -> Service {
     service()
         .spec(&format!("externalIPs: [{}]", EXTERNAL.yaml_list()))

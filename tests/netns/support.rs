@@ -50,7 +50,7 @@ impl Vip {
         }
     }
 
-    /// Returns the addresses of a pod.
+    /// Returns a pod's addresses.
     pub(crate) fn of_pod(pod: &Pod) -> Self {
         let (IpAddr::V4(v4), IpAddr::V6(v6)) = (pod.v4(), pod.v6()) else {
             panic!("a pod has an address in each family");
@@ -63,12 +63,12 @@ impl Vip {
         [self.v4.into(), self.v6.into()]
     }
 
-    /// Formats both addresses as items of a YAML list.
+    /// Formats both addresses as items in a YAML list.
     pub(crate) fn yaml_list(self) -> String {
         format!("\"{}\", \"{}\"", self.v4, self.v6)
     }
 
-    /// Formats both addresses as items of a load balancer's `ingress` in YAML.
+    /// Formats both addresses as items in a load balancer's `ingress` list in YAML.
     pub(crate) fn yaml_ingress(self) -> String {
         format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
     }
@@ -343,7 +343,7 @@ pub(crate) fn each_family(check: impl Fn(Family) -> Result<()>) -> Result<()> {
     [Family::V4, Family::V6].into_iter().try_for_each(labelled)
 }
 
-/// Runs a command that must succeed. Its words are separated by spaces, without quoting.
+/// Runs a command, which must succeed. Its words are separated by spaces and cannot be quoted.
 pub(crate) fn run(sandbox: &Sandbox, command: &str) -> Result<String> {
     sandbox.run(&command.split(' ').collect::<Vec<_>>())
 }

@@ -25,7 +25,7 @@ use crate::{
     workspace_binaries::{self, LAB},
 };
 
-/// Options of `cargo xtask e2e`.
+/// Options for `cargo xtask e2e`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Run Culvert's own specs and only a few of Kubernetes'.

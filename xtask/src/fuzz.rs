@@ -17,7 +17,7 @@ use crate::{
     setup, workspace,
 };
 
-/// An explicit target, so that Cargo does not apply the flags to build scripts and macros.
+/// The target, which is named explicitly so that Cargo does not apply the flags to build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Compiler flags that count branches and report comparisons to libFuzzer (LLVM's SanitizerCoverage).
@@ -35,7 +35,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Text that libFuzzer prints before the path of an input that made a parser panic or hang.
 const CRASH_PREFIX: &str = "Test unit written to ";
 
-/// Options of `cargo xtask fuzz`.
+/// Options for `cargo xtask fuzz`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Fuzz only this parser.

@@ -23,13 +23,13 @@ const MANIFESTS: [&str; 2] = ["Cargo.toml", "tunnel-ebpf/Cargo.toml"];
 pub(crate) enum Check {
     /// Rust source is formatted.
     Format,
-    /// User space passes clippy.
+    /// The user-space crates pass clippy.
     Clippy,
     /// The kernel programs pass the clippy that belongs to their compiler.
     ClippyBpf,
     /// The BPF objects contain no atomic instructions that Linux 5.10 rejects.
     Atomics,
-    /// `cargo doc` builds without a warning.
+    /// `cargo doc` builds without warnings.
     Doc,
     /// Each module uses only the modules and crates that it is allowed to use.
     Layers,

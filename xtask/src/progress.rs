@@ -58,7 +58,7 @@ pub(crate) fn run_visibly(command: &mut Command) -> Result<bool> {
     Ok(status.success())
 }
 
-/// Returns true if a command succeeds; discards its output.
+/// Runs a command and discards its output; returns true if it succeeds.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }

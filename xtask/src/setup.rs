@@ -92,7 +92,7 @@ pub(crate) fn lint_tool(name: &str) -> PathBuf {
     venv::tool(name)
 }
 
-/// Searches for the tools in `scope`.
+/// Looks for the tools in `scope`.
 fn take_inventory(scope: Scope) -> Inventory {
     let toolchain = toolchain::find(&workspace::tools());
     let mut inventory = Inventory {

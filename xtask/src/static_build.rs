@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use crate::{compile, workspace};
 
-/// An explicit target, so that Cargo does not apply the flags to build scripts and macros.
+/// The target, which is named explicitly so that Cargo does not apply the flags to build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Variable that makes the crypto library take entropy only from the kernel. By default, it also measures
 /// clock jitter for its first random number, which takes most of a second on an emulated machine.

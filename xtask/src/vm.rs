@@ -46,14 +46,14 @@ use self::{
 };
 use crate::{progress::Clock, setup};
 
-/// Number of machines with one CPU that run concurrently.
+/// Number of single-CPU machines that run concurrently.
 const CONCURRENT_MACHINES: usize = 2;
 /// Number of tests that run concurrently on this machine.
 const CONCURRENT_NATIVE_TESTS: u32 = 4;
 /// Name for this machine's own kernel on the command line.
 const NATIVE: &str = "native";
 
-/// Options of `cargo xtask vm`.
+/// Options for `cargo xtask vm`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
     /// Run all tests on all kernels, including the newest and this machine's own.
@@ -75,7 +75,7 @@ pub(crate) struct Options {
     /// documents.
     #[arg(long)]
     pub(crate) update: bool,
-    /// Run only the tests whose names contain one of these texts.
+    /// Run only the tests whose names contain one of these strings.
     pub(crate) filter: Vec<String>,
 }
 

@@ -193,7 +193,7 @@ fn paragraphs(lines: &[Option<&str>]) -> Vec<Paragraph> {
     found
 }
 
-/// Replaces each piece of inline code in a line with a backquote.
+/// Replaces each piece of inline code in a line with a backtick.
 fn without_code(line: &str) -> String {
     let parts = line.split('`').enumerate();
     parts

@@ -14,7 +14,7 @@ pub(crate) type Program = (&'static str, &'static str);
 
 /// The daemon and command-line program.
 pub(crate) const CULVERT: Program = ("tunnel-userspace", "culvert");
-/// The lab program, which tests, the demo and the benchmarks start.
+/// The lab program, which the tests, the demo and the benchmarks start.
 pub(crate) const LAB: Program = ("tunnel-tests", "culvert-lab");
 
 /// Builds programs with this `cargo build` command, and returns their paths.

@@ -75,7 +75,7 @@ pub(crate) fn vip(family: Family, service: u8) -> IpAddr {
     }
 }
 
-/// Returns the name of a Service.
+/// Returns a Service's name.
 pub(crate) fn name(service: u8) -> String {
     format!("{NAME_PREFIX}-{service}")
 }

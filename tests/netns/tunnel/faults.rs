@@ -33,7 +33,7 @@ fn start() -> Result<(TunnelTestbed, Server)> {
     Ok((testbed, server))
 }
 
-/// Asserts that the Service is served on the host and in a pod.
+/// Asserts that the Service is reachable from the host and from a pod.
 fn expect_service(testbed: &TunnelTestbed) -> Result<()> {
     for_each_client(testbed, |from| {
         let is_served = |dialer: Dialer| dialer.expect_served(from.sandbox, WEB, HTTP, "backend");

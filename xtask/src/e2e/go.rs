@@ -159,7 +159,7 @@ pub(super) fn agnhost_certificate() -> Result<[PathBuf; 2]> {
 }
 
 impl Batch {
-    /// Returns a text that changes whenever an input of the build changes.
+    /// Returns a string that changes whenever any input to the build changes.
     fn inputs(&self, go: &Go) -> Result<String> {
         let mut text = format!(
             "{}\n{}\n{}\n",

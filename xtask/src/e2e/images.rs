@@ -78,7 +78,7 @@ fn fill_root(root: &Path, name: &str, components: &Path) -> Result<()> {
     }
 }
 
-/// Returns a text that changes whenever an input of the images changes: the stamps of all programs and
+/// Returns a string that changes whenever any input to the images changes: the stamps of all programs and
 /// packages.
 fn inputs(components: &Path) -> Result<String> {
     let mut stamps = Vec::new();

@@ -14,12 +14,12 @@ pub(super) struct Rule {
 const AYA: &str = "aya";
 const K8S_OPENAPI: &str = "k8s_openapi";
 const KUBE: &str = "kube";
-/// Refuses the crates `aya`, `k8s_openapi` and `kube`.
+/// Forbids the crates `aya`, `k8s_openapi` and `kube`.
 const NO_KERNEL_OR_KUBERNETES: &[&str] = &[AYA, K8S_OPENAPI, KUBE];
-/// Refuses the crates `aya`, `k8s_openapi`, `kube` and `tokio`.
+/// Forbids the crates `aya`, `k8s_openapi`, `kube` and `tokio`.
 const NO_TOKIO: &[&str] = &[AYA, K8S_OPENAPI, KUBE, "tokio"];
 
-/// Refuses the crates of [`NO_TOKIO`], and also I/O, clocks, threads and random numbers.
+/// Forbids the crates in [`NO_TOKIO`], and also I/O, clocks, threads and random numbers.
 const PURE: &[&str] = &[
     AYA,
     K8S_OPENAPI,
@@ -241,7 +241,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
     ),
-    // Other modules publish their problems; `app` passes the receivers.
+    // Other modules publish their problems; `app` passes the receivers to this one.
     rule(
         "events",
         &[AYA],
@@ -252,7 +252,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::error_chain",
         ],
     ),
-    // Other modules publish their state; `app` passes the receivers.
+    // Other modules publish their state; `app` passes the receivers to this one.
     rule(
         "admin",
         NO_KERNEL_OR_KUBERNETES,

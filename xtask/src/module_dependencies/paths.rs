@@ -87,7 +87,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Returns the text of the token that is `ahead` tokens after the current one, or an empty text at the
+    /// Returns the text of the token that is `ahead` tokens after the current one, or an empty string at the
     /// end.
     fn text(&self, ahead: usize) -> &'a str {
         self.tokens

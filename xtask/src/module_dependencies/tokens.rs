@@ -126,7 +126,7 @@ fn quoted_length(after: &str) -> usize {
     }
 }
 
-/// Returns the length in bytes of the first characters for which `is_part` is true.
+/// Returns the length in bytes of the longest prefix in which every character satisfies `is_part`.
 fn prefix_length(text: &str, is_part: impl Fn(char) -> bool) -> usize {
     text.find(|character| !is_part(character))
         .unwrap_or(text.len())

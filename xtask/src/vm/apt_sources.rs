@@ -1,4 +1,4 @@
-//! Finds out from apt's sources which Debian mirrors this machine uses.
+//! Determines from apt's sources which Debian mirrors this machine uses.
 
 use std::{
     fs, io,

@@ -1,6 +1,6 @@
 //! Parses Debian packages' control data in the output of `apt-cache show`.
 
-/// Returns a field of the first package in the text.
+/// Returns a field's value for the first package in the text.
 pub(super) fn field(shown: &str, name: &str) -> Option<String> {
     let mut first_package = shown.lines().take_while(|line| !line.trim().is_empty());
     first_package.find_map(|line| {
@@ -9,7 +9,7 @@ pub(super) fn field(shown: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Returns the names that all packages in the text depend on, including alternatives.
+/// Returns the names of all dependencies of the packages in the text, including alternatives.
 pub(super) fn dependencies(shown: &str) -> Vec<String> {
     let fields = shown.lines().filter_map(|line| {
         let (key, value) = line.split_once(':')?;

@@ -24,7 +24,7 @@ pub(super) const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM
 const MAX_SILENCE: Duration = Duration::from_secs(420);
 /// Interval between checks on a running machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Texts in console lines with which the kernel reports a fault of its own.
+/// Strings in console lines by which the kernel reports a fault in itself.
 const FAULT_MARKS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
 /// Maximum number of console lines about faults to report.
 const MAX_FAULTS: usize = 5;

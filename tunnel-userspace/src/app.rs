@@ -32,14 +32,14 @@ pub enum RoleError {
     Start {
         /// The step that failed, such as `cannot load the maps`.
         step: Cow<'static, str>,
-        /// The cause.
+        /// The error that made the step fail.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// A module returned an error that already names the failed step.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
-    /// A task ended before the drain.
+    /// A task ended before the drain began.
     #[error("task {name} ended unexpectedly")]
     TaskEnded {
         /// The name of the task, or its panic message.

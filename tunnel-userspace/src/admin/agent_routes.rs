@@ -27,7 +27,7 @@ pub struct AgentViews {
     pub state: Arc<AgentState>,
     /// The agent's certificate.
     pub identity: CertificateReceiver,
-    /// The ports that could not be bound yet, each with the error.
+    /// The ports that could not be bound so far, each with its error.
     pub unbound_ports: UnboundPorts,
 }
 

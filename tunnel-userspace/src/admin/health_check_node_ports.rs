@@ -64,7 +64,7 @@ pub struct HealthCheckServer {
     checks: watch::Receiver<Arc<HealthChecks>>,
     views: Arc<NodeViews>,
     current: watch::Sender<Arc<CurrentChecks>>,
-    /// The task of each listener, even if its port could not be bound yet.
+    /// The task of each listener, including those whose port could not be bound so far.
     listener_tasks: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     unbound_ports: UnboundPorts,

@@ -15,7 +15,7 @@ use tokio::{net::UnixStream, time::timeout};
 
 /// The timeout for a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum size of a response, in bytes. This is enough for all Services of the largest clusters.
+/// The maximum size of a response, in bytes. This is enough for all Services in the largest clusters.
 const MAX_RESPONSE_BYTES: usize = 1 << 30;
 
 /// The error from a failed request to the daemon.

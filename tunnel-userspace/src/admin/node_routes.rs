@@ -44,7 +44,7 @@ const PROXY_MODE: &str = "ebpf";
 /// The HTTP routes of one of a node's listeners.
 #[expect(missing_debug_implementations, reason = "the views contain functions")]
 pub struct NodeRoutes {
-    /// The listener.
+    /// The listener whose paths are served.
     pub listener: NodeListener,
     /// The published state of the node.
     pub views: Arc<NodeViews>,
@@ -75,7 +75,7 @@ impl Routes for NodeRoutes {
 }
 
 impl NodeRoutes {
-    /// Responds with all Services or, if the query contains a name, with those of that name.
+    /// Responds with all Services or, if the query contains a name, with those that have this name.
     async fn services(&self, query: &str) -> Response<Full<Bytes>> {
         let is_starting = self.views.starting.borrow().is_some();
         if is_starting {

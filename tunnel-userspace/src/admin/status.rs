@@ -30,7 +30,7 @@ pub struct NodeSetup {
     pub cgroup: String,
     /// The directory in which the maps and programs are pinned.
     pub pins: String,
-    /// The layout version of the maps.
+    /// The version of the maps' layout.
     pub layout: u32,
     /// The way in which a refused connect() gets its error: `bpf_set_retval`, or `rewrite` on older kernels.
     pub refusal_method: String,
@@ -110,7 +110,7 @@ pub struct NodeStatus {
     /// The number of open sockets connected to a backend, as counted by the kernel programs.
     #[serde(default)]
     pub open_connections: u64,
-    /// The ports that could not be bound yet, each with the error.
+    /// The ports that could not be bound so far, each with its error.
     pub not_listening: BTreeMap<String, String>,
     /// The state of the Services' health check node ports.
     #[serde(default)]

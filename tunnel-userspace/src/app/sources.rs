@@ -1,4 +1,4 @@
-//! Starts the configured sources of objects: manifest files and the API server.
+//! Starts the configured sources of Kubernetes objects: manifest files and the API server.
 
 use std::sync::Arc;
 

@@ -14,13 +14,13 @@ pub(super) enum StateDirError {
     /// Another daemon has locked the directory.
     #[error("another culvert process uses stateDir {path}; stop it, or configure another stateDir")]
     Locked {
-        /// The directory.
+        /// The path of the state directory.
         path: PathBuf,
     },
     /// The file system returned an error.
     #[error("cannot use stateDir {path}")]
     Io {
-        /// The directory.
+        /// The path of the state directory.
         path: PathBuf,
         /// The error from the system call.
         #[source]

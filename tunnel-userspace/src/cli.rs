@@ -165,7 +165,7 @@ pub struct RunArgs {
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum LogFormat {
-    /// For humans.
+    /// Human-readable text.
     Text,
     /// One JSON object per line.
     Json,
@@ -204,11 +204,11 @@ fn service_name(text: &str) -> Result<String, String> {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum OutputFormat {
-    /// For humans.
+    /// A human-readable table.
     Table,
-    /// For programs.
+    /// JSON, for programs.
     Json,
-    /// For humans and programs.
+    /// YAML, for humans and programs.
     Yaml,
 }
 

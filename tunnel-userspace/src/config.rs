@@ -45,13 +45,13 @@ pub struct Config {
     /// The name of this node's Node object. If empty, the environment variable `NODE_NAME` is used or, if
     /// that is also empty, the host name.
     pub node_name: String,
-    /// The implementation of Services.
+    /// The way in which Services are implemented.
     pub mode: Mode,
     /// The sources of Kubernetes objects.
     pub source: SourceConfig,
-    /// The translation of Service traffic.
+    /// The settings for translating Service traffic.
     pub service: ServiceConfig,
-    /// The kernel programs and their maps.
+    /// The settings for the kernel programs and their maps.
     pub bpf: BpfConfig,
     /// The termination of sockets that are connected to a removed backend.
     pub sockets: sockets::TerminatorSettings,
@@ -92,7 +92,7 @@ pub enum ConfigError {
     /// The file can't be read.
     #[error("cannot read the config file {path}")]
     Read {
-        /// The file.
+        /// The path of the config file.
         path: PathBuf,
         /// The error from the system call.
         #[source]
@@ -101,11 +101,11 @@ pub enum ConfigError {
     /// A field is unknown, or has an invalid value.
     #[error("config {path}: {field}: {reason}")]
     Field {
-        /// The file.
+        /// The path of the config file.
         path: PathBuf,
-        /// The path of the field.
+        /// The path of the field, such as `bpf.maps.slots`.
         field: String,
-        /// The reason.
+        /// The reason why the field is refused.
         reason: String,
     },
 }
@@ -171,7 +171,7 @@ impl Config {
         conversion.map_err(|refusal| field_error(path, refusal))
     }
 
-    /// Parses the text of a kube-proxy file, and returns the fields that have no effect.
+    /// Parses the text of a kube-proxy config file, and returns the fields that have no effect.
     ///
     /// # Errors
     ///

@@ -124,7 +124,7 @@ fn health_checks(rows: &mut Rows, checks: &HealthChecksView) {
     }
 }
 
-/// Adds the rows about steering and the gateway, if they are on.
+/// Adds the rows about steering and the gateway, if they are enabled.
 fn tunnel(rows: &mut Rows, status: &NodeStatus) {
     let steering = &status.programmed.steering;
     let network = &status.network;

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::table::MapSizes;
 
-/// The kernel programs and their maps.
+/// The settings for the kernel programs and their maps.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BpfConfig {
@@ -14,7 +14,7 @@ pub struct BpfConfig {
     pub cgroup: Cgroup,
     /// The directory for pinned maps and programs, on a BPF file system.
     pub bpffs: PathBuf,
-    /// The capacities of the maps, in entries.
+    /// The capacity of each map, in entries.
     pub maps: MapSizes,
 }
 

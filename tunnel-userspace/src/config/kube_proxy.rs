@@ -29,7 +29,7 @@ const METRICS_PORT: u16 = 10_249;
 /// A field in kube-proxy's file that has no effect, or only part of its usual effect.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Warning {
-    /// The path of the field.
+    /// The path of the field, such as `ipvs.scheduler`.
     pub field: String,
     /// The reason why the field has no effect, or only a partial one.
     pub why: String,
@@ -41,7 +41,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The result of converting a kube-proxy file.
+/// The result of converting kube-proxy's config file.
 #[derive(Debug, Default)]
 pub(super) struct Conversion {
     /// The converted fields, as a config of Culvert.

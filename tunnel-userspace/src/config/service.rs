@@ -12,20 +12,20 @@ use crate::{
     plan::NodePortAddresses,
 };
 
-/// The implementation of Services.
+/// The way in which Services are implemented.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// The best implementation that the kernel supports; currently the same as `ebpf`.
     Auto,
-    /// Kernel programs.
+    /// eBPF programs in the kernel.
     #[default]
     Ebpf,
     /// A user-space proxy that has a listener for each Service. Not implemented yet.
     Userspace,
 }
 
-/// The translation of Service traffic.
+/// The settings for translating Service traffic.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ServiceConfig {
@@ -49,7 +49,7 @@ pub struct ServiceConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub local_listener_poll_interval: Duration,
-    /// The names of the uplink interfaces. If empty, they are detected.
+    /// The names of the uplink interfaces. If empty, the uplinks are detected automatically.
     pub uplinks: Vec<String>,
     /// The load-balancing algorithm for Services that don't set one by annotation.
     pub algorithm: Algorithm,

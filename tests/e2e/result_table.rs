@@ -1,4 +1,4 @@
-//! Collects the results of specs, and prints them as a table.
+//! Collects the specs' results, and prints them as a table.
 
 use std::fmt;
 

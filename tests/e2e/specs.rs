@@ -30,7 +30,7 @@ enum Requirement {
     Tunnel,
 }
 
-/// A spec.
+/// One of Culvert's own specs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
     pub(crate) name: &'static str,

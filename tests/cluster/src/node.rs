@@ -196,7 +196,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns true for the edge node.
+    /// Returns true if this is the edge node.
     #[must_use]
     pub const fn is_edge(&self) -> bool {
         self.number == EDGE

@@ -117,7 +117,8 @@ fn parse_packet(line: &str) -> Option<((SocketAddr, &'static str), Packet)> {
     let request = Packet::Request { source_port };
     let at = |address, protocol, packet| Some(((node_port(address)?, protocol), packet));
     if content.starts_with("ICMP") {
-        // "... 192.0.2.1 udp port 31000 unreachable", "... unreachable port, 2001:db8::1 udp port 31000".
+        // Either "... 192.0.2.1 udp port 31000 unreachable" or "... unreachable port, 2001:db8::1 udp port
+        // 31000".
         let (before, after) = content.split_once(" udp port ")?;
         let ip = before.rsplit(' ').next()?;
         let port = after.split([' ', ',']).next()?;

@@ -1,4 +1,4 @@
-//! Checks connected UDP sockets whose Service is deleted.
+//! Checks that connected UDP sockets fail when their Service is deleted.
 
 use std::{
     io::ErrorKind,

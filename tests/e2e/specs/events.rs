@@ -1,4 +1,4 @@
-//! Checks Culvert's Events.
+//! Checks the Events that Culvert creates.
 
 use std::collections::BTreeSet;
 

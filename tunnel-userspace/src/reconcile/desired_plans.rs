@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// The minimum number of changed Services for planning them on several threads.
+/// The minimum number of changed Services for which planning uses several threads.
 const PARALLEL_FROM: usize = 1024;
 
 /// The settings that plans depend on.
@@ -146,8 +146,8 @@ impl DesiredPlans {
         }
     }
 
-    /// Plans the changed Services, as well as those affected by a changed Node or by an address changing
-    /// owner.
+    /// Plans the changed Services, as well as those affected by a changed Node or by a new owner of an
+    /// address.
     pub(super) fn apply(
         &mut self,
         nodes: Vec<(ObjectName, Option<Arc<Node>>)>,

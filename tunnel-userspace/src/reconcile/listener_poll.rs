@@ -13,13 +13,13 @@ pub type FindListeners = Box<
     dyn FnMut(&BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, ListenerPollError> + Send,
 >;
 
-/// The listening sockets on this node can't be listed.
+/// An error that occurred while listing the listening sockets on this node.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot list the listening sockets of this node")]
 pub struct ListenerPollError {
     /// True if a retry may succeed.
     pub is_retryable: bool,
-    /// The cause.
+    /// The underlying error.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }

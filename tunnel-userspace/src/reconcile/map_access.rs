@@ -8,7 +8,7 @@ use tunnel_common::{
     steering::{SteeringKey, SteeringRecord},
 };
 
-/// A map can't be written.
+/// An error that occurred while writing to a map.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write map {map}")]
 pub struct WriteError {
@@ -19,7 +19,7 @@ pub struct WriteError {
     pub source: io::Error,
 }
 
-/// A map can't be read.
+/// An error that occurred while reading from a map.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read map {map}")]
 pub struct ReadError {
@@ -30,13 +30,13 @@ pub struct ReadError {
     pub source: io::Error,
 }
 
-/// The contents of the maps can't be taken over.
+/// An error that occurred while taking over the maps.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// A map can't be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A map can't be written.
+    /// A map can't be written to.
     #[error(transparent)]
     Write(#[from] WriteError),
     /// The kernel refused to wait for a grace period.

@@ -37,7 +37,7 @@ use crate::{
     plan::{PortName, PortPlan},
 };
 
-/// The phase that syncing is in, which determines what the next sync writes.
+/// The current phase of syncing, which determines what the next sync writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum SyncPhase {
     /// At least one source has not delivered its first complete list yet, so nothing is written.
@@ -324,7 +324,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.dirty.extend(desired.plans.keys().cloned());
     }
 
-    /// Re-reads the maps, as at startup, after a batch was refused during the first sync.
+    /// Re-reads the maps from scratch after a batch was refused during the first sync.
     ///
     /// # Errors
     ///

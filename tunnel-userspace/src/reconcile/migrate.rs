@@ -188,7 +188,7 @@ fn size_for_index(index: Option<&u32>) -> u32 {
     let Some(entries) = index.map(|index| index + 1) else {
         return 0;
     };
-    // The search is short, since an array's entries exceed its size by at most an eighth plus 65.
+    // The search is short, since the number of entries exceeds the size by at most an eighth plus 65.
     let least = Headroom::Update.size_for(entries).saturating_sub(1);
     let is_enough = |size: &u32| Headroom::Update.entries(*size) >= entries;
     (least..).find(is_enough).unwrap_or(entries)

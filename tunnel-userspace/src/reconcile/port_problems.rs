@@ -7,7 +7,7 @@ use crate::{model::ObjectName, plan::PortName};
 /// A problem that keeps a service port from being programmed as planned.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortProblem {
-    /// The reason, by which problems are counted.
+    /// The reason for the problem. Problems are counted by reason.
     pub reason: Reason,
     /// A description for operators.
     pub text: String,

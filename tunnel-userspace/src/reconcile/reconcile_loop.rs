@@ -147,7 +147,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     }
 
     /// Enables polling, at the given interval, for local listeners on frontends that have one of this node's
-    /// addresses. Sockets that connect to such a listener are not translated.
+    /// addresses. Sockets that connect to a frontend with such a listener are not translated.
     pub fn enable_listener_poll(&mut self, find: FindListeners, interval: Duration) {
         self.listener_poll = ListenerPoll::new(Some(find), interval);
         self.reconciler.waiting_for_poll.get_or_insert_default();
@@ -232,8 +232,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     continue;
                 }
                 () = sleep_until_some(poll_at) => {}
-                // This doesn't run in the background, since Services that are waiting may be written
-                // afterwards. Each poll reads a bounded number of counters.
+                // This doesn't run in the background, since it may allow waiting Services to be written. Each
+                // poll reads a bounded number of counters.
                 () = sleep_until_some(self.timers.draining_at) => self.reconciler.sync.poll_draining(),
                 _ = audits.tick() => is_due = self.audit(),
             }

@@ -102,7 +102,7 @@ fn other_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// Returns the address of the VIP's endpoint whose address ends in `last`.
+/// Returns an address that ends in `last` for an endpoint of the given VIP.
 fn pod_ip(vip: u8, last: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv4Addr::new(10, 1, 0, last).into(),

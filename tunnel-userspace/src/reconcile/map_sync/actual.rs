@@ -26,9 +26,9 @@ use crate::{
 /// A frontend in the maps.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct ProgrammedFrontend {
-    /// The index of its record.
+    /// The index of the frontend's record.
     pub(crate) index: u32,
-    /// The record.
+    /// The frontend's record.
     pub(crate) record: Frontend,
 }
 

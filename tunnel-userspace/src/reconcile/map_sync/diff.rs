@@ -17,10 +17,10 @@ use crate::{
     plan::{BackendTarget, FrontendPlan, PortPlan},
 };
 
-/// A plan doesn't fit into the maps.
+/// The reason why a plan doesn't fit into the maps.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Shortage {
-    /// The reason, which names the map that is full.
+    /// The reason to report, which says which map is full.
     pub(crate) reason: Reason,
     /// True if there will be room once retired entries are freed, or false if the map's configured size is
     /// too small.

@@ -29,7 +29,7 @@ impl Orphans {
         freed.into_iter().flat_map(BTreeMap::into_keys)
     }
 
-    /// Forgets all orphans, because the maps have been re-read.
+    /// Forgets all orphans after the maps have been re-read.
     pub(super) fn clear(&mut self) {
         self.ids.clear();
         self.keeping.clear();

@@ -29,7 +29,7 @@ pub(crate) struct InvalidEntries {
     pub(crate) backends: Vec<u32>,
 }
 
-/// The state of a read of the maps that is in progress.
+/// The state of an ongoing read of the maps.
 struct MapRead<'a, R> {
     reader: &'a R,
     /// The serving backends, by index.

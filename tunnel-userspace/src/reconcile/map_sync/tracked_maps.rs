@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A change to the maps was not made.
+/// The reason why a change to the maps was not made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChangeError {
     /// The maps have no room for the change.
@@ -83,8 +83,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         }
     }
 
-    /// Reads the contents of the maps, as at startup, and removes invalid entries. Returns the number of
-    /// invalid keys.
+    /// Reads the contents of the maps from scratch and removes invalid entries. Returns the number of invalid
+    /// keys.
     ///
     /// # Errors
     ///
@@ -385,7 +385,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         }
     }
 
-    /// Resets the counters for unused ids, which an earlier process may have left without resetting.
+    /// Resets the counters for unused ids, since an earlier process may not have reset them.
     fn reset_unused_counters(&mut self) -> Result<(), ReadError> {
         let counts = self
             .maps

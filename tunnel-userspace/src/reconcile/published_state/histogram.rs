@@ -1,8 +1,8 @@
 /// A histogram of durations in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// The upper bound of each bucket and the number of values in that bucket alone, so not cumulative. The
-    /// last bucket's bound is infinite.
+    /// The upper bound of each bucket and the number of values in that bucket. The numbers are not
+    /// cumulative, and the last bucket's bound is infinite.
     pub(crate) buckets: Vec<(f64, u64)>,
     /// The sum of all values.
     pub(crate) sum: f64,

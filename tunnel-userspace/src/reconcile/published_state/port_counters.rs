@@ -8,7 +8,7 @@ use crate::{plan::PortName, reconcile::map_access::CounterReader};
 /// The counters for the first service ports by name, up to a limit.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PortCounterList {
-    /// The counters, sorted by the service port's name.
+    /// The counters, sorted by service port name.
     pub ports: Vec<PortCounters>,
     /// The number of service ports that were left out.
     pub omitted: usize,

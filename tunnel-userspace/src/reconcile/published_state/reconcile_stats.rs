@@ -63,7 +63,7 @@ pub struct ReconcileStats {
     pub drift: u64,
     /// The state of steering.
     pub steering: SteeringView,
-    /// The metrics that kube-proxy also has. They are not part of the status.
+    /// The metrics that kube-proxy also exports. They are not part of the status.
     #[serde(skip)]
     pub sync: SyncMetrics,
 }

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The minimum number of Services for preparing them on several threads.
+/// The minimum number of Services for which taking snapshots uses several threads.
 const PARALLEL_FROM: usize = 1024;
 
 /// Publishes the current state of the given Services.

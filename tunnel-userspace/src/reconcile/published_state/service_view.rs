@@ -61,8 +61,8 @@ pub struct PortView {
     pub backends: Vec<String>,
     /// The backends that serve only their open connections.
     pub draining: Vec<String>,
-    /// True if traffic policy `Cluster` allows at least one endpoint. If there are no backends nevertheless,
-    /// no endpoint is local and every traffic policy is `Local`.
+    /// True if traffic policy `Cluster` allows at least one endpoint. If this is true but there are no
+    /// backends, no endpoint is local and every traffic policy is `Local`.
     #[serde(default)]
     pub has_endpoints: bool,
     /// All endpoints in the EndpointSlices, each with its status.

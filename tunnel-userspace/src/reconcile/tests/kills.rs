@@ -10,7 +10,7 @@ use super::{
     update,
 };
 
-/// One change: the number of a Service, the Service's VIP, and its endpoints, or `None` to delete it.
+/// One change: a Service's number, its VIP, and its endpoints, or `None` to delete the Service.
 pub(super) type Step = (usize, u8, Option<BTreeSet<u8>>);
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];

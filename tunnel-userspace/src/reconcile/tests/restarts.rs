@@ -6,7 +6,7 @@ use super::{
 };
 use crate::model::TrafficPolicy;
 
-/// Returns a reconciler after a restart. The first one, before the restart, served `web` and `dns`.
+/// Returns a reconciler that has just been restarted. Before the restart, it served `web` and `dns`.
 fn restarted() -> Reconciler<Memory> {
     let first = serving(ROOMY, [set("web", 1, &[1, 2]), set("dns", 2, &[3])]);
     adopt(first.sync.tracked.maps)

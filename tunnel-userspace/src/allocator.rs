@@ -32,7 +32,7 @@ pub(crate) fn give_back() {
 
 /// Does nothing: other C libraries lack `mallopt`.
 #[cfg(not(target_env = "gnu"))]
-pub(crate) const fn keep() {}
+pub(crate) const fn keep_freed_memory() {}
 
 /// Does nothing: other C libraries lack `malloc_trim`.
 #[cfg(not(target_env = "gnu"))]

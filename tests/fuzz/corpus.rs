@@ -63,8 +63,8 @@ fn btf_is_parsed_without_a_panic() -> Result<()> {
 
 #[test]
 fn headers_of_tunnel_streams_are_parsed_without_a_panic() -> Result<()> {
-    check_seeds("heads", |bytes| {
-        fuzz::heads(bytes);
+    check_seeds("tunnel_messages", |bytes| {
+        fuzz::tunnel_messages(bytes);
         true
     })
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
-    clock, instance,
+    clock, culvert_instance,
     manifest::{Manifest, Protocol, Service},
     sandbox::Sandbox,
     shared_fixture::SharedFixture,
@@ -265,7 +265,7 @@ fn affinity_does_not_lead_to_a_backend_that_the_policy_excludes() -> Result<()> 
         .spec("internalTrafficPolicy: Local")
         .on_node("other")
         .backends(scene.addresses_without("one"))
-        .on_node(instance::NODE_NAME)
+        .on_node(culvert_instance::NODE_NAME)
         .backends(near);
     scene.program(web)?;
 

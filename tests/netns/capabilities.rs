@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
-    instance::{Instance, InstanceSettings},
+    culvert_instance::{Instance, InstanceSettings},
     node::Node,
     tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,

@@ -4,7 +4,7 @@ use std::{fs, net::SocketAddr, path::PathBuf};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    instance::{Instance, InstanceSettings},
+    culvert_instance::{Instance, InstanceSettings},
     node::Node,
     pod::Pod,
     sandbox::Sandbox,

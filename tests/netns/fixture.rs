@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
-    instance::{Instance, InstanceSettings},
+    culvert_instance::{Instance, InstanceSettings},
     manifest::{Manifest, Service},
     node::Node,
     pod::{Pod, Server},

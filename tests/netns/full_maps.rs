@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     admin,
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     manifest::{Protocol, Service},
     wait,
 };

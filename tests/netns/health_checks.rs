@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
-    instance::{InstanceSettings, NODE_NAME},
+    culvert_instance::{InstanceSettings, NODE_NAME},
     manifest::Service,
     node::Node,
     sandbox::Sandbox,

@@ -7,7 +7,7 @@ use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
 use tunnel_common::table::{GUARD, PROGRAMS, REASON_COUNTS};
 use tunnel_tests::{
-    instance::InstanceSettings, node::Node, sandbox::connect_within, tunnel_testbed::TunnelTestbed,
+    culvert_instance::InstanceSettings, node::Node, sandbox::connect_within, tunnel_testbed::TunnelTestbed,
     wait,
 };
 

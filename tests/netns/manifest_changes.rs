@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use nix::errno::Errno;
 use tunnel_tests::{
     admin::metric,
-    instance::{Instance, NODE_NAME},
+    culvert_instance::{Instance, NODE_NAME},
     manifest::Manifest,
     node::Node,
     wait,

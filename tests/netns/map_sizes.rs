@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use aya::maps::MapInfo;
 use tunnel_common::table::{Map, STEER, STEERED};
 use tunnel_tests::{
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     manifest::{Protocol, Service},
     node::Node,
     tunnel_testbed::TunnelTestbed,

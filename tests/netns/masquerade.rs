@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
-    instance,
+    culvert_instance,
     pod::Pod,
     sandbox::Sandbox,
     shared_fixture::{Fixture as _, SharedFixture},
@@ -33,7 +33,7 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     let backend = scene.node.pod("backend")?;
     let web = service_addresses::service_at_all_addresses()
         .spec(&format!("externalTrafficPolicy: {policy}"))
-        .on_node(instance::NODE_NAME)
+        .on_node(culvert_instance::NODE_NAME)
         .backends(addresses(&[&backend]));
     scene.program(web)?;
     Ok(backend)

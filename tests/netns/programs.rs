@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tunnel_tests::{instance::NODE_NAME, node::Node};
+use tunnel_tests::{culvert_instance::NODE_NAME, node::Node};
 use tunnel_userspace::{
     bpf::{Counters, DataPath, Features, KernelMaps, PinDirectory, ProgramSettings, RcuGrace},
     model::{Algorithm, ExternalIps, TopologyKeys},

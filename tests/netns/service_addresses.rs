@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 use socket2::SockRef;
 use tunnel_tests::{
-    instance,
+    culvert_instance,
     manifest::{Protocol, Service},
     node_network,
     sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
@@ -242,7 +242,7 @@ fn a_service_restricted_to_its_node_leads_to_endpoints_of_this_node_or_refuses()
         ensure_eq("error", refused, Errno::ECONNREFUSED)
     })?;
 
-    scene.node.apply(web(instance::NODE_NAME))?;
+    scene.node.apply(web(culvert_instance::NODE_NAME))?;
     until_backends(&scene.node, "web", 1)?;
     for (name, sandbox) in scene.sandboxes() {
         expect_all_answer(sandbox, WEB, [HTTP, DNS]).with_context(|| format!("from {name}"))?;

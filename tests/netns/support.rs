@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     feature::{self, Feature},
-    instance::Instance,
+    culvert_instance::Instance,
     manifest::{Protocol, Service},
     node_network::{HOST_V4, HOST_V6},
     pod::{Pod, Server},

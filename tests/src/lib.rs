@@ -16,7 +16,7 @@ pub mod executor;
 pub mod fake_kubelet;
 pub mod feature;
 pub mod http;
-pub mod instance;
+pub mod culvert_instance;
 pub mod interrupt;
 mod ip;
 pub mod ipvs;

@@ -5,7 +5,7 @@ use std::{ops::Deref, sync::Arc};
 use anyhow::Result;
 
 use crate::{
-    instance::{Instance, InstanceSettings},
+    culvert_instance::{Instance, InstanceSettings},
     node_network::NodeNetwork,
     pod::Pod,
     sandbox::Sandbox,

@@ -15,7 +15,7 @@ use rustls::ClientConfig;
 use crate::{
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
     fake_kubelet::client::Client,
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     node::Node,
     pki,
     pod::{Pod, Server, path_to_string},

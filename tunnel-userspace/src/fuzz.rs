@@ -39,6 +39,6 @@ pub fn btf(bytes: &[u8]) {
 
 /// Parses the HTTP/2 headers on tunnel streams: the hello between gateway and agent, CONNECT requests, and
 /// the responses that refuse them.
-pub fn heads(bytes: &[u8]) {
+pub fn tunnel_messages(bytes: &[u8]) {
     parse_messages(bytes);
 }

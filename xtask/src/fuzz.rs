@@ -71,7 +71,7 @@ enum Parser {
     /// BTF, the kernel's type information.
     Btf,
     /// HTTP/2 headers of tunnel streams.
-    Heads,
+    TunnelMessages,
 }
 
 impl Parser {
@@ -80,7 +80,7 @@ impl Parser {
         Self::KubeProxy,
         Self::SockDiag,
         Self::Btf,
-        Self::Heads,
+        Self::TunnelMessages,
     ];
 
     const fn name(self) -> &'static str {
@@ -89,7 +89,7 @@ impl Parser {
             Self::KubeProxy => "kube_proxy",
             Self::SockDiag => "sock_diag",
             Self::Btf => "btf",
-            Self::Heads => "heads",
+            Self::TunnelMessages => "tunnel_messages",
         }
     }
 }

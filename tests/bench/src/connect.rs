@@ -16,7 +16,7 @@ use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     clock::Instant,
     environment,
-    instance::{Instance, InstanceSettings},
+    culvert_instance::{Instance, InstanceSettings},
     load::connect::Report,
     manifest::Protocol,
     node_network::NodeNetwork,
@@ -49,7 +49,7 @@ const CONTROL: &str = "direct-again";
 const USED_SERVICES: u32 = 100;
 
 /// The suffix in the name of the variant that connects to every Service.
-const COLD_SUFFIX: &str = " in turn";
+const UNCACHED_SUFFIX: &str = " in turn";
 
 /// The number of variants with direct connections, which come first in the list.
 const DIRECT_VARIANTS: usize = 2;
@@ -133,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         variants.push(variant);
     }
-    variants.extend(cold_variant(&variants, &options.services));
+    variants.extend(uncached_variant(&variants, &options.services));
     let through_rules =
         |kind, count: &u32| kube_proxy::through_rules(&network, kind, *count, &endpoints);
     for count in &options.nft {
@@ -244,7 +244,7 @@ fn through_culvert(
 
 /// Creates a variant that connects to every Service of the largest instance in turn, so that the map entries
 /// for the next connection are not in any CPU cache. No targets apply to it.
-fn cold_variant(variants: &[Variant], services: &[u32]) -> Option<Variant> {
+fn uncached_variant(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     let largest = services
         .iter()
         .max()
@@ -252,7 +252,7 @@ fn cold_variant(variants: &[Variant], services: &[u32]) -> Option<Variant> {
     let index = services.iter().position(|count| count == largest)?;
     let variant = variants.get(DIRECT_VARIANTS + index)?;
     Some(Variant {
-        name: format!("{largest}{COLD_SUFFIX}"),
+        name: format!("{largest}{UNCACHED_SUFFIX}"),
         client: variant.client.clone(),
         first: variant.first,
         count: *largest,

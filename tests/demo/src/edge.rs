@@ -9,7 +9,7 @@ use tunnel_tests::{
     clock::{self, Instant},
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6},
     fake_kubelet::ConnectionRecord,
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     load::{self, Report, kubelet::Dialog},
     pod::path_to_string,
     sandbox::{COMMAND_TIMEOUT, Process, Sandbox},

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use tunnel_tests::{
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     manifest::{Protocol, Service},
     node::Node,
     pod::{Pod, Server},

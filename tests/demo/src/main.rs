@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use tunnel_tests::{
     environment,
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     interrupt,
     load::Report,
     sandbox::{Process, Sandbox},

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use tunnel_tests::{
     clock::{self, Instant},
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     load::{self, Report},
     sandbox::{Process, connect_within},
     table::microseconds,

@@ -5,7 +5,7 @@ use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 use anyhow::{Result, ensure};
 use tunnel_tests::{
     edge_node::{EDGE_V4, EdgeNode},
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     node::Node,
     wait,
 };

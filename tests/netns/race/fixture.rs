@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     environment,
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     load::{Report, race},
     manifest::{Protocol, Service},
     node::Node,

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
-    instance::{Instance, InstanceSettings},
+    culvert_instance::{Instance, InstanceSettings},
     load_scale::LoadScale,
     manifest::{Manifest, NodeObject},
     sandbox::Sandbox,

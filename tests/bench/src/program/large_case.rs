@@ -12,7 +12,7 @@ use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     address::nth_address,
     clock,
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     manifest::{Manifest, Protocol},
     node_network::NodeNetwork,
     process_usage,

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use socket2::{Domain, Type};
 use tunnel_tests::{
     clock::{self, Instant},
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     manifest::{Manifest, Protocol, Service},
     node::Node,
     process_usage,

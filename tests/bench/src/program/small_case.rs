@@ -15,7 +15,7 @@ use aya::maps::MapInfo;
 use tunnel_tests::{
     address::nth_address,
     clock::{self, Instant},
-    instance::InstanceSettings,
+    culvert_instance::InstanceSettings,
     manifest::Protocol,
     node::Node,
     process_usage,

@@ -1,4 +1,0 @@
-//! Fuzzes the parser for the HTTP/2 headers of tunnel streams.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tunnel_userspace::fuzz::heads(bytes));

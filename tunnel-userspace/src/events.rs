@@ -1,8 +1,8 @@
 //! Sends Kubernetes Events to the API server: one for each problem that an operator must fix, and one each
 //! time the daemon starts.
 //!
-//! Every node sends its own Events, but the cluster keeps only one per problem. The name of an Event contains
-//! a hash of its content, so the API server rejects duplicates because they already exist.
+//! Every node sends its own Events, but the cluster keeps only one per problem: the name of an Event contains
+//! a hash of its content, so the API server rejects a duplicate because its name already exists.
 //!
 //! - `event`: builds Events
 //! - `queue`: decides which Events to send, and when (no I/O)
@@ -61,7 +61,7 @@ impl Default for EventSettings {
 pub struct EventInputs {
     /// The receivers for the warnings from each part of the daemon.
     pub warnings: Vec<watch::Receiver<Arc<[ObjectWarning]>>>,
-    /// The errors from listeners that could not be bound, by the name of the listener.
+    /// The errors for listeners that could not be bound, keyed by the listener's name.
     pub unbound_ports: watch::Receiver<BTreeMap<String, String>>,
 }
 
@@ -158,7 +158,7 @@ impl EventInputs {
 }
 
 /// Creates an Event on the API server. Also returns `Ok` if the Event already exists or can never be created,
-/// so that it is not sent again.
+/// so that the caller does not send it again.
 async fn create(client: &Client, event: &Event) -> Result<(), kube::Error> {
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api = Api::<Event>::namespaced(client.clone(), &namespace);

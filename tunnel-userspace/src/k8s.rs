@@ -1,5 +1,5 @@
-//! Parses Kubernetes objects into the types in the `model` module. For an invalid object, the error names the
-//! field. An object that Culvert does not serve is skipped.
+//! Parses Kubernetes objects into the types in the `model` module. The error for an invalid object names the
+//! invalid field. Objects that Culvert does not serve are skipped.
 
 mod address;
 mod config_map;
@@ -32,11 +32,11 @@ pub enum Manifest {
     Skipped(ObjectId),
     /// A list of manifests, each with its own kind and `apiVersion`.
     List(Vec<Value>),
-    /// The `apiVersion` and kind of an object of a kind that Culvert does not read.
+    /// An object whose kind Culvert does not read: its `apiVersion` and kind.
     Unknown(String),
 }
 
-/// A valid object, without those of its optional fields that were invalid.
+/// A valid object. Any of its optional fields that were invalid have been left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedObject {
     /// The object.
@@ -205,7 +205,7 @@ pub fn parse(mut value: Value) -> Result<Manifest, ParseError> {
     to_manifest(id, parsed)
 }
 
-/// Converts the result of parsing an object into a manifest or an error with the object's ID.
+/// Turns the result of parsing an object into a manifest, or into an error that includes the object's ID.
 fn to_manifest(
     id: ObjectId,
     parsed: Result<Option<ParsedObject>, FieldError>,
@@ -220,7 +220,7 @@ fn to_manifest(
     }
 }
 
-/// The parser for one kind.
+/// The parser for one kind of object.
 struct KindParser {
     kind: Kind,
     /// The kind, as spelt in manifests.
@@ -264,8 +264,8 @@ impl KindParser {
     }
 }
 
-/// Returns true if an `apiVersion` belongs to an API group that is not part of Kubernetes. Such a group may
-/// have kinds with the same names, such as Knative's Service.
+/// Returns true if an `apiVersion` belongs to an API group that is not part of Kubernetes. Other groups may
+/// reuse the names of Kubernetes kinds; Knative, for example, has its own Service.
 fn is_foreign_group(version: &str) -> bool {
     version
         .split_once('/')

@@ -50,8 +50,8 @@ impl ObjectName {
 }
 
 impl Ord for ObjectName {
-    /// Compares by namespace, then by name. Two pointers to the same string are equal, so the text need not
-    /// be compared. Most of the names that are compared have the same namespace, and many have the same name.
+    /// Compares by namespace, then by name. Equal pointers mean equal strings, so in that case the text need
+    /// not be compared. Most of the names that are compared share a namespace, and many share the name, too.
     fn cmp(&self, other: &Self) -> Ordering {
         let order = |one: &Arc<str>, other: &Arc<str>| {
             if Arc::ptr_eq(one, other) {
@@ -83,8 +83,8 @@ impl fmt::Display for ObjectName {
 /// A Kubernetes object of a kind that Culvert reads. Clones share the same object.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Object {
-    /// A Service. Services without cluster IPs and those assigned to other proxies are kept only for the
-    /// addresses of their load balancers.
+    /// A Service. Services without cluster IPs and those assigned to other proxies are kept only for their
+    /// load balancer addresses.
     Service(Arc<Service>),
     /// An EndpointSlice that contains IP addresses.
     EndpointSlice(Arc<EndpointSlice>),

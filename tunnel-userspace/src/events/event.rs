@@ -11,7 +11,7 @@ use tunnel_common::reason::Reason;
 
 use crate::model::{Kind, ObjectId, ObjectName, ObjectWarning};
 
-/// The name of the reporting controller. In kube-proxy's Events, it is the name of kube-proxy.
+/// The name of the reporting controller. In kube-proxy's Events, it is `kube-proxy`.
 const REPORTING_CONTROLLER: &str = "culvert";
 
 /// The `action` in Events for warnings.
@@ -28,8 +28,8 @@ const MAX_INSTANCE_BYTES: usize = 128;
 /// The maximum length of the object's name within an Event's name, which may not exceed 253 characters.
 const MAX_OBJECT_NAME: usize = 200;
 
-/// Builds the Event that reports a start of the daemon on a node. It has the same reason as in kube-proxy.
-/// Its name contains the time, so each start has its own Event.
+/// Builds the Event that reports that the daemon has started on a node. kube-proxy uses the same reason for
+/// its start. The Event's name contains the time, so each start has its own Event.
 pub(super) fn for_start(node: &str, now: Timestamp) -> Event {
     let node_id = ObjectId::new(Kind::Node, ObjectName::new("", node));
     Event {
@@ -70,7 +70,7 @@ fn event_about(
     let ObjectName { namespace, name } = &object.name;
     let namespace = Some(&**namespace).filter(|namespace| !namespace.is_empty());
     let stem = truncate(name, MAX_OBJECT_NAME).trim_end_matches(['-', '.']);
-    // Events about Nodes use the Node's name as the UID, like the kubelet's.
+    // Events about Nodes use the Node's name as the UID, as the kubelet's Events do.
     let uid = if object.kind == Kind::Node {
         Some(&**name)
     } else {

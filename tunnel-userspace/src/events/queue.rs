@@ -119,7 +119,7 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(30);
 
-    /// Returns a queue that contains these warnings, and a time by which all of them are due.
+    /// Returns a queue that contains the given warnings, and a time by which all of them are due.
     fn queue(
         burst: u32,
         warnings: impl IntoIterator<Item = ObjectWarning>,

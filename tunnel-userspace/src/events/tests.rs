@@ -56,7 +56,7 @@ impl FakeServer {
     }
 }
 
-/// Returns a warning that this Service's frontend already belongs to another Service.
+/// Returns a warning that the given Service's frontend already belongs to another Service.
 pub(super) fn conflict_warning(name: &str) -> ObjectWarning {
     ObjectWarning {
         regarding: ObjectId::new(Kind::Service, ObjectName::new("shop", name)),
@@ -81,7 +81,7 @@ impl RunningTask {
         Self::with(Ports::new())
     }
 
-    /// Starts the task, with these ports reported as ports that can't be bound.
+    /// Starts the task, with `ports` reported as the ports that could not be bound.
     fn with(ports: Ports) -> Self {
         let (unbound_ports, ports) = watch::channel(ports);
         let server = FakeServer::new();
@@ -111,14 +111,14 @@ impl RunningTask {
         }
     }
 
-    /// Publishes a warning that this Service's frontend already belongs to another Service.
+    /// Publishes a warning that the given Service's frontend already belongs to another Service.
     fn publish_conflict(&self, name: &str) {
         self.warnings
             .send_replace(Arc::new([conflict_warning(name)]));
     }
 
-    /// Returns the Events that are received within this many seconds, except for the Event that reports the
-    /// start.
+    /// Returns the Events that are received within `seconds` seconds, except for the one that reports the
+    /// daemon's start.
     async fn received_events(&self, seconds: u64) -> Vec<Value> {
         let mut events = self.all_received_events(seconds).await;
         events.retain(|event| event[1] != "Starting");

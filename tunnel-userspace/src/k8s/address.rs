@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{FieldError, FieldErrorKind};
 
-/// The description of the expected CIDR format in error messages.
+/// The expected CIDR format, as described in error messages.
 pub(super) const CIDR_FORM: &str = "an address with a prefix length, such as 10.0.0.0/8";
 
 /// Parses an IP address. An IPv4-mapped IPv6 address becomes an IPv4 address.
@@ -36,7 +36,7 @@ pub(super) fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     Some((network, u8::try_from(length).ok()?))
 }
 
-/// Parses a unicast address. The unspecified address and the broadcast address are rejected, too.
+/// Parses a unicast address. Rejects the unspecified address and the broadcast address, too.
 pub(super) fn parse_unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
     let address = parse_ip(text).ok_or_else(|| {
         FieldError::new(field(), FieldErrorKind::wrong_form("an IP address", text))

@@ -49,8 +49,8 @@ impl<'a> Visitor<'a> for &mut TypeMeta<'a> {
     }
 }
 
-/// Parses a manifest from JSON text. The result is the same as if [`parse`] were called with the
-/// corresponding value.
+/// Parses a manifest from JSON text. Gives the same result as deserialising the text to a [`Value`] and
+/// calling [`parse`] with it.
 ///
 /// # Errors
 ///
@@ -66,7 +66,7 @@ pub fn parse_json(text: &str) -> serde_json::Result<Result<Manifest, ParseError>
 fn parse_complete(text: &str) -> Option<Result<Manifest, ParseError>> {
     let TypeMeta { api_version, kind } = TypeMeta::read(text);
     let parser = KindParser::for_kind(kind?)?;
-    // The Kubernetes type checks the version when it is deserialised.
+    // The version only has to be present; its value is checked when the Kubernetes type is deserialised.
     api_version?;
     (parser.parse_text)(text)
 }

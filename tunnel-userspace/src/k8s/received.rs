@@ -97,8 +97,8 @@ fn service_of_slice<K: ApiObject>(service: Option<&str>) -> Option<Arc<str>> {
 }
 
 /// Parses an object in which a field has the wrong type, and returns its ID together with the error. The
-/// error comes from parsing a value, since an error from parsing the text would contain offsets that differ
-/// in each version of the object.
+/// error comes from deserialising the parsed value: an error from the text itself would contain a line and
+/// column, which differ in each version of the object.
 fn parse_malformed<K: ApiObject>(value: Value) -> Result<ReceivedObject, serde_json::Error> {
     let metadata = |field: &str| value.get("metadata")?.get(field);
     let text = |field| metadata(field).and_then(Value::as_str);

@@ -14,8 +14,8 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 impl ApiObject for v1::Service {
     const MODEL_KIND: Kind = Kind::Service;
 
-    /// Converts a Service. If it has no cluster IP or is assigned to another proxy, only the addresses of its
-    /// load balancer are kept. Returns `None` if there are no such addresses.
+    /// Converts a Service. If it has no cluster IP or is assigned to another proxy, only its load balancer
+    /// addresses are kept. Returns `None` if there are none.
     fn into_model(
         self,
         name: ObjectName,
@@ -73,7 +73,7 @@ impl ApiObject for v1::Service {
     }
 }
 
-/// Converts a Service that is not served. Keeps only the addresses of its load balancer.
+/// Converts a Service that is not served. Keeps only its load balancer addresses.
 fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Object> {
     let unserved_ips = optional_fields::ingress_ips(status);
     (!unserved_ips.is_empty()).then(|| {

@@ -78,14 +78,14 @@ pub(super) fn ignored(manifest: Value) -> Vec<String> {
     ignored.iter().map(ToString::to_string).collect()
 }
 
-/// Asserts that a manifest is rejected with this error, which includes the field.
+/// Asserts that a manifest is rejected with the error `wrong`, which names the field.
 #[track_caller]
 pub(super) fn assert_refused(manifest: Value, wrong: &str) {
     let refused = parse(manifest).expect_err("refused");
     assert_eq!(refused.field_error.to_string(), wrong);
 }
 
-/// Checks rows of the form `JSON => error`. Asserts that the manifest that `make` builds from the JSON is
+/// Asserts, for each row of the form `JSON => error`, that the manifest that `make` builds from the JSON is
 /// rejected with the error.
 #[track_caller]
 pub(super) fn assert_all_refused(make: impl Fn(Value) -> Value, rows: &[&str]) {

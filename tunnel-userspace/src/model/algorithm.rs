@@ -12,7 +12,8 @@ use serde::{
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// A random backend for each connection, chosen uniformly or by weight, as in kube-proxy.
+    /// A random backend for each connection, as in kube-proxy. All backends are equally likely unless they
+    /// have weights.
     #[default]
     #[serde(alias = "weighted", alias = "Random")]
     Random,

@@ -18,9 +18,9 @@ pub struct ClusterUpdate {
     /// True if all objects and files in the sources could be used. Otherwise, an object was rejected or a
     /// file could not be read, so map entries left by an earlier process must be kept.
     pub complete: bool,
-    /// True if a source has not responded since the start, and its last known state is used instead.
+    /// True if a source has not responded since the daemon started, and its last known state is used instead.
     pub stale: bool,
-    /// The monotonic time when the oldest change was noticed.
+    /// The monotonic time at which the oldest change was noticed.
     pub noticed_at: Duration,
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
 }
 
-/// Returns a Node with this name and defaults for all other fields.
+/// Returns a Node with the given name and defaults for all other fields.
 pub(crate) fn node(name: &str) -> Node {
     Node {
         name: ObjectName::new("", name),
@@ -26,7 +26,7 @@ pub(crate) fn node(name: &str) -> Node {
     }
 }
 
-/// Returns the entry in an update that inserts or replaces a Node.
+/// Returns the update entry that inserts or replaces a Node.
 pub(crate) fn node_update(node: Node) -> (ObjectName, Option<Arc<Node>>) {
     (node.name.clone(), Some(Arc::new(node)))
 }
@@ -41,7 +41,7 @@ pub(crate) fn http(port: u16) -> ServicePort {
     }
 }
 
-/// Returns a ready endpoint with this address.
+/// Returns a ready endpoint with the given address.
 pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
     Endpoint {
         address,
@@ -55,7 +55,7 @@ pub(crate) const fn endpoint(address: IpAddr) -> Endpoint {
     }
 }
 
-/// Returns an EndpointSlice for a Service, with these TCP ports.
+/// Returns an EndpointSlice for a Service, with the given TCP ports.
 pub(crate) fn slice(
     name: &str,
     service: &ObjectName,

@@ -8,7 +8,7 @@ use std::{
 /// The interned namespaces. Some of them may no longer be in use.
 static INTERNED: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
 
-/// Returns the shared string for a namespace, so that equal namespaces are always equal pointers.
+/// Returns the shared string for a namespace, so that equal namespaces always have equal pointers.
 ///
 /// Whenever the number of interned namespaces reaches a power of two, unused ones are removed.
 #[must_use]

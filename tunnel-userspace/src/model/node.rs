@@ -7,7 +7,7 @@ use super::ObjectName;
 /// The label that holds a Node's zone.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
-/// OpenYurt's label that holds a Node's node pool.
+/// The OpenYurt label that names the node pool that a Node belongs to.
 pub const NODE_POOL_LABEL: &str = "apps.openyurt.io/nodepool";
 
 /// A Node.

@@ -11,7 +11,7 @@ pub struct ObjectWarning {
     pub regarding: ObjectId,
     /// The UID of the object, if known.
     pub uid: Option<Arc<str>>,
-    /// The reason for the warning, as also used in logs and metrics.
+    /// The reason for the warning. Logs and metrics use the same reasons.
     pub reason: Reason,
     /// A description of the problem for operators.
     pub note: String,

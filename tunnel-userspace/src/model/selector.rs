@@ -38,7 +38,7 @@ impl Selector {
             .map(|requirement| &*requirement.key)
     }
 
-    /// Returns true if an object with these labels is selected.
+    /// Returns true if the selector matches an object with the given labels.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {

@@ -6,8 +6,7 @@ use tunnel_common::addr::Protocol;
 
 use super::{Algorithm, ObjectName, Weights};
 
-/// A Service. If it has no cluster IPs, it is not served, and is stored only for the addresses of its load
-/// balancer.
+/// A Service. If it has no cluster IPs, it is not served, and is stored only for its load balancer addresses.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// The namespace and name.
@@ -58,13 +57,13 @@ pub struct Service {
     /// only packets are translated.
     #[serde(default, rename = "not_for_sockets")]
     pub socket_translation_disabled: bool,
-    /// The restriction on endpoints set by the `openyurt.io/topologyKeys` annotation.
+    /// The subset of endpoints that clients may use, as set by the `openyurt.io/topologyKeys` annotation.
     #[serde(default, rename = "keep_to")]
     pub endpoint_scope: Option<EndpointScope>,
 }
 
 impl Service {
-    /// Creates a Service with this name and defaults for all other fields.
+    /// Creates a Service with the given name and defaults for all other fields.
     #[must_use]
     pub fn named(name: ObjectName) -> Self {
         Self {
@@ -73,8 +72,8 @@ impl Service {
         }
     }
 
-    /// Returns true if the Service is served because it has cluster IPs. Otherwise, it is stored only for the
-    /// addresses of its load balancer.
+    /// Returns true if the Service has cluster IPs and is therefore served. Other Services are stored only
+    /// for their load balancer addresses.
     #[must_use]
     pub const fn is_served(&self) -> bool {
         !self.cluster_ips.is_empty()
@@ -103,16 +102,15 @@ pub struct ServicePort {
     pub protocol: Protocol,
 }
 
-/// The choice of which addresses in `spec.externalIPs` are served. Anyone who may create a Service can put
-/// any address there, and so redirect this node's traffic (CVE-2020-8554).
+/// Determines which addresses in `spec.externalIPs` are served. Anyone who may create a Service can put any
+/// address there, and so redirect this node's traffic (CVE-2020-8554).
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExternalIps {
     /// Serves all addresses, as in kube-proxy.
     #[default]
     Any,
-    /// Serves only addresses that the cluster owns, which are the addresses of Nodes and of Services' load
-    /// balancers.
+    /// Serves only addresses that the cluster owns: those of Nodes and of Services' load balancers.
     Owned,
 }
 
@@ -125,7 +123,7 @@ pub enum EndpointScope {
     Pool,
 }
 
-/// The way in which the `openyurt.io/topologyKeys` annotation is treated.
+/// Determines if the `openyurt.io/topologyKeys` annotation is honoured.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyKeys {

@@ -21,5 +21,5 @@ impl fmt::Display for SteeringTarget {
     }
 }
 
-/// The steering targets, by the index of their steering addresses.
+/// The steering targets, keyed by the index of their steering addresses.
 pub type SteeringTargets = BTreeMap<u32, SteeringTarget>;

@@ -87,9 +87,8 @@ fn slices_without_a_served_service_are_skipped() {
     }
 }
 
-/// Checks rows of the form `JSON => error`. For each row, `make` builds a manifest in which the JSON is the
-/// second entry of a list. Asserts that this entry is ignored with the error, and that the first entry is
-/// used.
+/// For each row of the form `JSON => error`, builds a manifest with `make`, in which the JSON is the second
+/// entry of a list. Asserts that this entry is ignored with the error, and that the first entry is used.
 #[track_caller]
 fn assert_ignored(make: impl Fn(Value) -> Value, rows: &[&str]) {
     for row in rows {

@@ -14,13 +14,13 @@ use crate::{
 const ZONE_PREFIX: &str = "zone:";
 /// The key in the weights annotation that stands for all other endpoints.
 const WILDCARD: &str = "*";
-/// The list of valid algorithms in error messages.
+/// The valid algorithms, as listed in error messages.
 const ALGORITHM_FORM: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
                           least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
-/// The list of valid topology keys in error messages.
+/// The valid topology keys, as listed in error messages.
 const TOPOLOGY_KEY_FORM: &str =
     "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
-/// OpenYurt's annotation that holds a topology key.
+/// The OpenYurt annotation that holds a topology key.
 const TOPOLOGY_KEYS_ANNOTATION: &str = "openyurt.io/topologyKeys";
 
 /// Parses the `culvert.dev/algorithm` annotation.

@@ -24,16 +24,16 @@ pub struct SourceReport {
     pub objects: BTreeMap<Kind, usize>,
     /// The current problems: rejected objects, ignored fields and unreadable files.
     pub problems: Vec<Problem>,
-    /// The number of objects rejected since the start.
+    /// The number of objects rejected since the daemon started.
     pub rejected_total: u64,
-    /// The number of fields ignored in otherwise valid objects since the start.
+    /// The number of fields ignored in otherwise valid objects since the daemon started.
     #[serde(default)]
     pub ignored_total: u64,
     /// Unsupported kinds that were found in files.
     pub unknown_kinds: Vec<UnknownKind>,
     /// True once the first complete list has been read.
     pub synced: bool,
-    /// The state of the API server, if that is the source.
+    /// The state of the API server, if it is one of the sources.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerStatus>,
 }
@@ -46,9 +46,9 @@ pub struct ServerStatus {
     pub address: String,
     /// The current error; `None` unless requests are failing.
     pub error: Option<String>,
-    /// The time of the first failed request, in RFC 3339 format.
+    /// The time at which requests started to fail, in RFC 3339 format.
     pub error_since: Option<String>,
-    /// A description of the data in use, if the server has not responded since the start.
+    /// A description of the data in use, if the server has not responded since the daemon started.
     pub stale: Option<String>,
 }
 

@@ -76,7 +76,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// source waits for the writers because an object that is missing from the first complete list counts as
 /// deleted.
 const FIRST_READ_ATTEMPTS: u32 = 100;
-/// The delay between two of these attempts.
+/// The delay between these attempts.
 const FIRST_READ_WAIT: Duration = Duration::from_millis(20);
 
 /// An error that prevents the `file` source from starting.
@@ -149,7 +149,7 @@ fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, D
     Ok((directory_id, state))
 }
 
-/// Waits for a writer to finish writing a file.
+/// Waits briefly for a writer to finish writing a file.
 #[expect(
     clippy::disallowed_methods,
     reason = "only a blocking thread waits, before any object is used"
@@ -158,7 +158,7 @@ fn wait_for_writer() {
     std::thread::sleep(FIRST_READ_WAIT);
 }
 
-/// Starts watching a directory or file, and reads it. Call [`FileSource::run`] to apply changes from then on.
+/// Starts watching a directory or file, and reads it. Call [`FileSource::run`] to apply later changes.
 ///
 /// # Errors
 ///
@@ -396,7 +396,7 @@ async fn fingerprints(paths: BTreeSet<Arc<Path>>) -> Listing {
         .unwrap_or_default()
 }
 
-/// Runs `work` on tokio's pool of threads for blocking calls.
+/// Runs `work` on tokio's blocking thread pool.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     spawn_blocking(work).await.map_err(io::Error::other)
 }

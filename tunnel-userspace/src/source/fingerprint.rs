@@ -17,7 +17,7 @@ pub(super) struct Fingerprint {
     ctime: (i64, i64),
 }
 
-/// The device and inode numbers of a file or directory. They change when another file takes its path.
+/// The device and inode numbers of a file or directory. They differ if another file has taken over its path.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct FileId {
     device: u64,

@@ -313,7 +313,7 @@ impl KubeSource {
         let snapshot_at = Instant::now() + self.settings.initial_sync_timeout;
         let mut save_at = Instant::now() + self.settings.snapshot_interval;
         let mut batch = Vec::with_capacity(EVENT_BUFFER);
-        // Writes run on a separate thread, since the disk may be slow.
+        // Snapshots are written on a separate thread, since the disk may be slow.
         let mut saving = JoinSet::new();
         loop {
             let is_listing = self.overlay.phase() == SyncPhase::Listing;
@@ -394,7 +394,7 @@ impl KubeSource {
         move || snapshot::write(&path, &node, &snapshot)
     }
 
-    /// Records the result of a write. A failed write is retried.
+    /// Records the result of writing the last known state. If the write failed, it is retried.
     fn record_save(&mut self, result: Result<io::Result<()>, JoinError>) {
         if let Err(error) = result.map_err(io::Error::other).flatten() {
             self.reflector.is_saved = false;

@@ -21,7 +21,8 @@ pub(super) enum SyncPhase {
     /// The source has not received its first complete list yet.
     #[default]
     Listing,
-    /// The source has not responded since the start, and its objects were saved by an earlier process.
+    /// The source has not responded since the daemon started, and its objects were saved by an earlier
+    /// process.
     Stale,
     /// A complete list has been received, but some of its objects or files can't be used.
     Partial,
@@ -140,7 +141,7 @@ impl Overlay {
         })
     }
 
-    /// Returns the object with this ID.
+    /// Returns the object with the given ID.
     pub(super) fn get(&self, id: &ObjectId) -> Option<Object> {
         self.read(|overlay| overlay.get(id).cloned())
     }

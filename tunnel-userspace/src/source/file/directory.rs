@@ -1,5 +1,5 @@
 //! Lists the manifest directory and reads the files in it. All functions block, so they must run on tokio's
-//! threads for blocking calls.
+//! blocking thread pool.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 /// The maximum number of times to list a directory that keeps changing while it is being listed.
 const MAX_LISTINGS: u32 = 8;
 
-/// If there are at least this many files, they are read in parallel.
+/// The number of files from which they are read in parallel.
 const MIN_PARALLEL: usize = 2;
 
 /// A file that must be read.
@@ -64,7 +64,7 @@ pub(super) enum ReadResult {
     Gone,
     /// The file may be incomplete because it is still being written, so it must be polled.
     Unsettled,
-    /// The file exists but can't be read. Without a fingerprint, the read is retried.
+    /// The file exists but can't be read. If `fingerprint` is `None`, the read is retried.
     Unreadable {
         fingerprint: Option<Fingerprint>,
         reason: String,
@@ -185,7 +185,7 @@ impl ManifestPath {
         if job.cause == ReadCause::Touched && link.is_file() && !is_link {
             return Ok(ReadResult::Unsettled);
         }
-        // These checks come before the file is opened, so that an unsuitable file is never opened.
+        // Unsuitable files, such as pipes, must be detected before they are opened.
         let found = fs::metadata(&job.path)?;
         if found.is_dir() {
             return Ok(ReadResult::Gone);

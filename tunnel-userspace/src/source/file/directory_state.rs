@@ -33,8 +33,8 @@ pub(super) struct DirectoryState {
 
 /// The number of consecutive polls that must find a file unchanged before it counts as complete.
 const EQUAL_POLLS: u32 = 2;
-/// Like `EQUAL_POLLS`, but for a file that had write events after it was closed. Either it is being written
-/// again, or only its timestamps were set; the events are the same in both cases.
+/// Like `EQUAL_POLLS`, but for a file that had more write events after it was closed. Either it is being
+/// written again, or only its timestamps were set; inotify reports the same events in both cases.
 const EQUAL_POLLS_WITH_WRITER: u32 = 10;
 
 /// The file's fingerprint at the last poll, and how many polls in a row have found this fingerprint.
@@ -54,8 +54,8 @@ struct LastRead {
 }
 
 impl DirectoryState {
-    /// Compares a listing with the files as last read, and returns jobs for the files to read, including
-    /// those that are now missing. Skips files that are being written.
+    /// Compares a listing with the files as they were last read, and returns jobs for the files to read,
+    /// including those that are now missing. Skips files that are being written.
     pub(super) fn changed_files(
         &self,
         listing: &Listing,
@@ -203,8 +203,8 @@ impl DirectoryState {
         links.map(|(path, _)| Arc::clone(path)).collect()
     }
 
-    /// Takes the current fingerprints of links, and returns jobs for the links that now lead to a different
-    /// file. The new file is assumed to be complete, since tools such as the kubelet swap links to publish
+    /// Returns jobs for the links that now lead to a different file, given the current fingerprints of the
+    /// links. The new file is assumed to be complete, since tools such as the kubelet swap links to publish
     /// files atomically.
     pub(super) fn swapped_links(&self, found: &Listing) -> Vec<ReadJob> {
         let file_id = |found: Option<Fingerprint>| found.map(|fingerprint| fingerprint.id);
@@ -282,7 +282,7 @@ impl DirectoryState {
         problems
     }
 
-    /// Returns the report for the daemon's status.
+    /// Returns the source's report for the daemon's status.
     pub(super) fn report(&self, objects: BTreeMap<Kind, usize>) -> SourceReport {
         SourceReport {
             objects,

@@ -36,12 +36,12 @@ pub(super) struct DirectoryWatch {
     changes: DirectoryChanges,
     /// Files that are being written: they have been changed, but not closed since.
     writing: BTreeSet<Arc<Path>>,
-    /// Renamed files whose new names are not known yet: the old path and the time of the event, by rename
-    /// cookie.
+    /// Renamed files whose new names are not known yet: the old path and the time of the event, keyed by
+    /// rename cookie.
     renaming: BTreeMap<usize, (Arc<Path>, Duration)>,
 }
 
-/// The changes in the directory.
+/// The changes in the directory since they were last taken.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryChanges {
     /// The files that a writer closed, or that were renamed or removed. The value is true if the file existed
@@ -51,8 +51,8 @@ pub(super) struct DirectoryChanges {
     pub(super) touched: BTreeSet<Arc<Path>>,
     /// The old and new paths of each renamed file, in chronological order.
     pub(super) renamed: Vec<(Arc<Path>, Arc<Path>)>,
-    /// True if a directory entry other than a manifest changed. Symbolic links to manifests may lead through
-    /// it.
+    /// True if a directory entry other than a manifest changed. A manifest that is a symbolic link may lead
+    /// through it.
     pub(super) other_entry_changed: bool,
     /// True if any events were lost.
     pub(super) events_lost: bool,
@@ -93,7 +93,7 @@ impl DirectoryWatch {
         })
     }
 
-    /// Waits for a change, or until the wait for the new name of a renamed file has timed out.
+    /// Waits until there is a change, or until it is too late to expect a renamed file's new name.
     pub(super) async fn changed(&mut self) {
         while self.changes.noticed_at.is_none() {
             let event = self.events.recv();

@@ -43,9 +43,9 @@ struct Definition {
 }
 
 impl MergedObjects {
-    /// Replaces the objects of a file. A rejected object keeps its last valid version. If a rejected document
-    /// does not name its object, every object that the file no longer defines is kept, because it may be the
-    /// rejected one.
+    /// Replaces a file's objects. A rejected object keeps its last valid version. If a rejected document does
+    /// not name its object, every object that the file no longer defines is kept, because any of them may be
+    /// the rejected one.
     pub(super) fn replace(
         &mut self,
         path: &Arc<Path>,
@@ -55,7 +55,7 @@ impl MergedObjects {
         let last = self.files.get(path).map(|file| &file.objects);
         let mut file = FileObjects::default();
         let mut all_named = true;
-        // The number of the first document that defines each object.
+        // For each object, the number of the first document that defines it.
         let mut first_documents: BTreeMap<ObjectId, usize> = BTreeMap::new();
         for ParsedItem {
             document,
@@ -132,8 +132,8 @@ impl MergedObjects {
         file.problems = vec![problem];
     }
 
-    /// Moves the objects of a file to another path. If another file had that path, its objects are also kept
-    /// until the path is read again, since the new content may be invalid.
+    /// Moves a file's objects to another path. If another file had that path, its objects are also kept until
+    /// the path is read again, since the new content may be invalid.
     pub(super) fn rename(&mut self, from: &Arc<Path>, to: &Arc<Path>, edit: &mut OverlayEdit<'_>) {
         if let Some(mut file) = self.files.get(from).cloned() {
             let last = self.files.get(to).map(|file| file.objects.clone());
@@ -151,7 +151,7 @@ impl MergedObjects {
         self.files.remove(path);
     }
 
-    /// Replaces the objects of a file, and updates the overlay with the definitions that take precedence.
+    /// Replaces a file's objects, and updates the overlay with the definitions that take precedence.
     fn put(&mut self, path: &Arc<Path>, file: FileObjects, edit: &mut OverlayEdit<'_>) {
         let last = self.files.remove(path).unwrap_or_default().objects;
         let removed = last.keys().filter(|id| !file.objects.contains_key(*id));
@@ -195,7 +195,7 @@ impl MergedObjects {
         own.chain(self.conflicting.iter().flat_map(|id| self.conflicts(id)))
     }
 
-    /// Returns a problem for each file that defines an object, other than the first such file.
+    /// Returns a problem for each file that defines an object, except for the first one.
     fn conflicts(&self, id: &ObjectId) -> Vec<Problem> {
         let defining_files = self
             .defining_files

@@ -63,7 +63,8 @@ pub(super) struct ParseCache {
 /// A line within the document, counted from 0, and the document's items, of which there is usually one.
 type DocumentItems = Arc<(usize, Vec<ItemContent>)>;
 
-/// Parses a YAML file, reusing the results for documents that have not changed since the last version.
+/// Parses a YAML file, reusing the results for documents that have not changed since the file's previous
+/// version.
 pub(super) fn parse_yaml(text: &str, last: &ParseCache) -> (Vec<ParsedItem>, ParseCache) {
     let documents = documents::split(text);
     let read = |_, document: &Document<'_>| {
@@ -89,7 +90,7 @@ pub(super) fn parse_yaml(text: &str, last: &ParseCache) -> (Vec<ParsedItem>, Par
     (parsed, cache)
 }
 
-/// If there are at least this many documents or items, they are parsed in parallel.
+/// The number of documents or items from which they are parsed in parallel.
 const MIN_PARALLEL: usize = 64;
 
 /// Parses a YAML document. The returned line is counted from 0 within the document.

@@ -32,7 +32,7 @@ use self::{credentials::CredentialFiles, response::ResponseBody};
 use super::KubeSettings;
 
 /// The idle time before TCP keep-alive probes are sent. Together, this and the next two limits ensure that a
-/// dead connection is detected within half a minute, and not only when the watch ends.
+/// dead connection is detected within half a minute, rather than only when the watch ends.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The interval between TCP keep-alive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -301,7 +301,7 @@ impl Failover {
     }
 }
 
-/// Returns true if another server might not return this status.
+/// Returns true if the status indicates a fault in this server, so that another server may succeed.
 const fn is_server_fault(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }

@@ -93,7 +93,7 @@ impl NodeFilter {
 pub(super) struct Reflector {
     kinds: BTreeMap<Kind, KindState>,
     nodes: NodeFilter,
-    /// A description of the data in use, if the API server has not responded since the start.
+    /// A description of the data in use, if the API server has not responded since the daemon started.
     stale: Option<String>,
     /// True if the file with the last known state is up to date or is currently being written.
     pub(super) is_saved: bool,
@@ -164,7 +164,7 @@ struct FilteredObject {
 }
 
 impl Reflector {
-    /// Creates a reflector for these kinds, which has received no objects yet.
+    /// Creates a reflector for the given kinds, which has not received any objects yet.
     pub(super) fn new(kinds: impl IntoIterator<Item = Kind>, nodes: NodeFilter) -> Self {
         Self {
             kinds: kinds
@@ -322,7 +322,7 @@ impl Reflector {
         edit.set_phase(SyncPhase::Stale);
     }
 
-    /// Returns all invalid fields, each with its object and the object's errors.
+    /// Returns all invalid fields, each with its object's ID and all errors in that object.
     fn invalid_fields(&self) -> impl Iterator<Item = (&ObjectId, &ObjectErrors, &FieldError)> {
         let objects = self.kinds.values().flat_map(|state| &state.errors);
         objects.flat_map(|(id, errors)| errors.fields.iter().map(move |field| (id, errors, field)))

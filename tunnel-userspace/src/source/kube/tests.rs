@@ -16,7 +16,7 @@ use crate::source::{
     tests::{RunningSource, TIMEOUT},
 };
 
-/// The time limit for misbehaving servers in tests where this limit is reached.
+/// A short time limit for misbehaving servers, for tests in which the limit is reached.
 const SHORT_LIMIT: Duration = Duration::from_millis(500);
 
 /// The settings and limits of a source whose servers are on loopback.
@@ -32,7 +32,7 @@ impl Setup {
         Self::within(tempfile::tempdir().expect("a directory"), servers)
     }
 
-    /// Creates settings for this directory. Writes a kubeconfig to it unless it already has one.
+    /// Creates a setup that uses the given directory. Writes a kubeconfig to it unless it already has one.
     fn within(directory: tempfile::TempDir, servers: &[&Server]) -> Self {
         let kubeconfig = directory.path().join("kubeconfig");
         if !kubeconfig.exists() {
@@ -74,7 +74,7 @@ async fn start_source(servers: &[&Server]) -> RunningSource {
     Setup::of(servers).start().await
 }
 
-/// Starts a source that uses this value as the time limit for every kind of misbehaving server.
+/// Starts a source with `limit` as the time limit for every kind of server misbehaviour.
 async fn start_source_with_limits(limit: Duration, servers: &[&Server]) -> RunningSource {
     let mut setup = Setup::of(servers);
     setup.limits = Limits {

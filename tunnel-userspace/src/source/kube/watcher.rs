@@ -160,7 +160,7 @@ impl KindWatcher {
         }
     }
 
-    /// Reports a failure in an event, and waits until the server responds again.
+    /// Sends an event that reports a failure, and waits until the server responds again.
     async fn handle_stop(
         &self,
         stop: StopReason,

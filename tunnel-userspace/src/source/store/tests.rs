@@ -187,7 +187,7 @@ fn each_higher_phase_causes_one_update_even_without_objects() {
     assert_eq!(update_after(SyncPhase::Partial), Some((false, false)));
     assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
     assert_eq!(update_after(SyncPhase::Complete), None);
-    // A drop to a lower phase does not cause an update by itself; the next change includes it.
+    // A drop to a lower phase does not cause an update by itself, but the next update includes it.
     assert_eq!(update_after(SyncPhase::Partial), None);
     assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
 }

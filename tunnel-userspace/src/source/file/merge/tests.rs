@@ -22,7 +22,7 @@ fn id(name: &str) -> ObjectId {
     }
 }
 
-/// Returns a Node with a label that holds its version.
+/// Returns a Node whose `version` label holds the given version.
 fn node(name: &str, version: &str) -> ItemContent {
     ItemContent::Object(Object::Node(Arc::new(Node {
         labels: BTreeMap::from([("version".to_owned(), version.to_owned())]),

@@ -42,7 +42,8 @@ fn describe(parsed: &[ParsedItem]) -> Vec<String> {
     parsed.iter().map(word).collect()
 }
 
-/// Asserts how many items there are, and how the description of each one begins.
+/// Asserts that there is one item per expected string, and that each item's description begins with its
+/// string.
 fn expect_descriptions(parsed: &[ParsedItem], expected: &[&str]) {
     let found = describe(parsed);
     let mut pairs = found.iter().zip(expected);

@@ -5,8 +5,8 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 use super::fixture::{self, INVALID, directory, service};
 use crate::source::tests::RunningSource;
 
-/// Watches a directory that contains the Service `a` and whatever `create` adds. Takes the first update, and
-/// returns the source, with true if that update is complete.
+/// Watches a directory that contains the Service `a` and whatever `create` adds. Returns the source, and true
+/// if its first update is complete.
 async fn watch_with(create: impl FnOnce(&Path)) -> (RunningSource, bool) {
     let dir = directory();
     let manifests = dir.path().join("manifests");

@@ -17,12 +17,12 @@ use tower::BoxError;
 /// The body of a response from the API server.
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// The error for a response that stops in the middle.
+/// The error for a response that stalls in the middle.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server sent no data for {0:?} in the middle of a response")]
 struct SilenceError(Duration);
 
-/// Converts a body without limiting its silence.
+/// Converts a body without limiting how long it may be silent.
 pub(super) fn without_limit(body: Body) -> ResponseBody {
     body.map_err(BoxError::from).boxed_unsync()
 }

@@ -96,7 +96,7 @@ impl ReflectorFixture {
         self.apply(kind, Change::ListCompleted);
     }
 
-    /// Makes the reflector use a snapshot that contains these Services.
+    /// Makes the reflector use a snapshot that contains the given Services.
     fn use_snapshot(&mut self, names: &[&str]) {
         let snapshot = Snapshot {
             written: now(),

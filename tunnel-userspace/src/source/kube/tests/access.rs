@@ -40,7 +40,7 @@ fn server_accepting(tokens: &'static [(&'static str, &'static str)]) -> Server {
     }))
 }
 
-/// Creates a directory with a kubeconfig for this user.
+/// Creates a directory that contains a kubeconfig with the given user's credentials.
 fn directory_of(server: &Server, user: &Value) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     replace(

@@ -75,7 +75,7 @@ impl Script {
         })
     }
 
-    /// Creates a script for Services that is also passed the number of earlier requests.
+    /// Creates a script for Services whose function is also passed the number of earlier requests.
     pub(super) fn counting(
         respond: impl Fn(&ReceivedRequest, usize) -> ScriptedResponse + Send + Sync + 'static,
     ) -> Self {

@@ -67,8 +67,8 @@ impl Failure {
             // The requested version is newer than the server's, so the server lags or was restored from a
             // backup.
             504 if is_too_large(status) => Err(RelistReason::VersionLost),
-            // An API server whose etcd can't report progress (3.4.24 and older) fails only in the middle of
-            // the list. If there is another cause, paging will fail, too.
+            // An API server whose etcd can't report progress (3.4.24 and older) fails in the middle of the
+            // list, not at its start. If the failure has another cause, paging will fail, too.
             _ if self.at == RequestPhase::List && is_streamed => {
                 Err(RelistReason::NotStreamed { is_refused: false })
             }

@@ -49,7 +49,8 @@ impl ServerState {
         since.elapsed() < self.max_lag
     }
 
-    /// Records the version of an accepted list. Returns the last version seen if that was newer.
+    /// Records the version of an accepted list. Returns the last version seen before it, if that one was
+    /// newer.
     pub(super) fn record_list(&mut self, version: &str) -> Option<u64> {
         let ahead = self.last_version.filter(|_| self.is_older(version));
         self.last_version = version.parse().ok();

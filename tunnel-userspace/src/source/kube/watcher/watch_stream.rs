@@ -19,15 +19,14 @@ const MIN_DURATION: Duration = Duration::from_secs(1);
 pub(super) struct OpenWatch {
     pub(super) events: BoxStream<'static, kube::Result<WatchEvent<Box<RawValue>>>>,
     since: Instant,
-    /// The time at which the watch is closed from this side if the server has not ended it.
+    /// The time at which the client closes the watch if the server has not ended it by then.
     deadline: Instant,
     /// True if any event had a newer version than all versions seen before.
     has_new_version: bool,
 }
 
 impl OpenWatch {
-    /// Starts measuring the watch again at the end of the initial list, whose objects do not count as new
-    /// events.
+    /// Restarts the watch's clock at the end of the initial list, whose objects do not count as new events.
     pub(super) fn restart(&mut self) {
         self.since = Instant::now();
         self.has_new_version = false;
@@ -35,7 +34,8 @@ impl OpenWatch {
 }
 
 impl KindWatcher {
-    /// Opens a watch from a version. If `with_list` is true, the watch begins with a list of all objects.
+    /// Opens a watch that starts at a version. If `with_list` is true, the watch begins with a list of all
+    /// objects.
     pub(super) async fn open(&self, with_list: bool, version: &str) -> kube::Result<OpenWatch> {
         let seconds = u32::try_from(self.settings.watch_timeout.as_secs()).unwrap_or(u32::MAX);
         // The random part keeps nodes from all reopening their watches at the same time.
@@ -59,7 +59,7 @@ impl KindWatcher {
         })
     }
 
-    /// Sends events for changes until the watch ends. If the watch ended too early, waits for the backoff.
+    /// Sends events for changes until the watch ends. If the watch ended too early, waits before returning.
     pub(super) async fn watch(
         &self,
         open: Option<OpenWatch>,

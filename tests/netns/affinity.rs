@@ -1,4 +1,4 @@
-//! Session affinity (`sessionAffinity: ClientIP`): each client keeps its backend.
+//! Session affinity (`sessionAffinity: ClientIP`): repeated connections from a client reach the same backend.
 
 use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
 
@@ -21,11 +21,11 @@ use crate::{
 
 const NODE_HTTP: u16 = 30_081;
 /// The number of connections that must all reach the same backend. With three backends, this happens by
-/// chance only once in 177,147 runs.
+/// chance in one of 177,147 runs.
 const TRIES: usize = 12;
 
-/// The number of Services that two threads dial at the same time; each one gives the race another chance to
-/// occur.
+/// The number of Services that two threads dial in lockstep; each Service is another chance for the threads
+/// to race.
 const SERVICES: u8 = 250;
 
 /// The names of all load-balancing algorithms.
@@ -41,7 +41,7 @@ const ALGORITHMS: [&str; 6] = [
 static SCENE: SharedFixture<Scene> =
     SharedFixture::new(|| Scene::started(&["one", "two", "three"]));
 
-/// Builds the Service `web` without endpoints, with session affinity and this timeout in seconds.
+/// Builds the Service `web` with session affinity, whose timeout is `seconds`, and without endpoints.
 fn with_affinity(seconds: u32) -> Service {
     without_affinity()
         .spec("sessionAffinity: ClientIP")
@@ -50,7 +50,7 @@ fn with_affinity(seconds: u32) -> Service {
         ))
 }
 
-/// Builds the Service `web` without endpoints and without session affinity.
+/// Builds the Service `web` without session affinity and without endpoints.
 fn without_affinity() -> Service {
     Service::new("web", WEB.ips())
         .port(Protocol::TCP, HTTP, HTTP_TARGET)
@@ -58,7 +58,7 @@ fn without_affinity() -> Service {
         .port(Protocol::UDP, DNS, DNS_TARGET)
 }
 
-/// Makes this many connections; returns the names of the servers that answered.
+/// Makes `times` connections and returns the names of the servers that answered.
 fn servers(sandbox: &Sandbox, dialer: Dialer, times: usize) -> Result<BTreeSet<String>> {
     (0..times)
         .map(|_| dialer.dial(sandbox, WEB, HTTP))
@@ -110,7 +110,7 @@ fn a_client_keeps_its_backend_with_every_algorithm_and_number_of_backends() -> R
     for algorithm in ALGORITHMS {
         for backends in [one.clone(), scene.all_addresses()] {
             let service = with_affinity(600).annotated("culvert.dev/algorithm", algorithm);
-            // Remove all endpoints first, so that no affinity entry remains valid.
+            // Remove all endpoints first, to invalidate every affinity entry.
             scene.node.apply(service.clone())?;
             until_backends(&scene.node, "web", 0)?;
             let count = backends.len() / 2;
@@ -150,7 +150,7 @@ fn connects_of_clients_with_affinity_take_no_round_robin_turn() -> Result<()> {
     scene.give_back()
 }
 
-/// Connects to each Service at the same moment as another thread; returns the names of the servers that
+/// Connects to each Service at the same moment as the other thread, and returns the names of the servers that
 /// answered.
 fn dial_in_step(sandbox: &Sandbox, dialer: Dialer, steps: &Barrier) -> Result<Vec<String>> {
     let sockets: Vec<_> = (1..=SERVICES)
@@ -270,7 +270,7 @@ fn affinity_does_not_lead_to_a_backend_that_the_policy_excludes() -> Result<()> 
     scene.program(web)?;
 
     for dialer in [Dialer::V4, Dialer::V6] {
-        // Node ports lead to all endpoints, the cluster IP only to those on this node.
+        // The node ports lead to all endpoints, the cluster IP only to those on this node.
         for round in 0..TRIES {
             let client = scene.node.pod(&format!("near{round}-{dialer:?}"))?;
             dialer.dial(&client, HOST, NODE_HTTP)?;

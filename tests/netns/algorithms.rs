@@ -20,8 +20,8 @@ const WEIGHTS: &str = "culvert.dev/weights";
 static SCENE: SharedFixture<Scene> =
     SharedFixture::new(|| Scene::started(&["one", "two", "three", "four"]));
 
-/// Leases the shared scene and programs a Service with these annotations. One of its backends is in the zone
-/// `north`, the other three are in `south`.
+/// Leases the shared scene and programs a Service with the given annotations. The backend `one` is in the
+/// zone `north`, the other three are in `south`.
 fn start(annotations: &[(&str, &str)]) -> Result<Lease<Scene>> {
     let scene = SCENE.lease()?;
     program(&scene, annotations)?;
@@ -38,7 +38,7 @@ fn program(scene: &Scene, annotations: &[(&str, &str)]) -> Result<()> {
     )
 }
 
-/// Makes this many connections; returns how many of them each backend answered.
+/// Makes `times` connections and returns how many of them each backend answered.
 fn counts(sandbox: &Sandbox, dialer: Dialer, times: u32) -> Result<BTreeMap<String, u32>> {
     let mut counts = BTreeMap::new();
     for _ in 0..times {
@@ -54,8 +54,9 @@ fn connects_are_distributed_by_weight() -> Result<()> {
 
     for dialer in [Dialer::V4, Dialer::V6] {
         let counts = counts(&scene.client, dialer, CONNECTS)?;
-        // "one" has three of the six slots; the others have one each. In all but two in a million runs, every
-        // count is within 5 standard deviations (12.2 and 9.1 for 600 connections) of its mean.
+        // "one" has three of the six slots, the others have one each. With 600 connections, the standard
+        // deviation is 12.2 for "one" and 9.1 for the others. All but two in a million runs stay within 5
+        // standard deviations of the mean.
         let of_south = ["two", "three", "four"].map(|name| (name, 100, 46));
         for (name, mean, most) in [("one", 300, 62)].into_iter().chain(of_south) {
             let count = *counts
@@ -82,7 +83,7 @@ fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -
                 chosen.extend(counts.into_keys().map(|name| ((family, name), number)));
             }
         }
-        // Once in four million runs, all twelve clients get the same one of four backends by chance.
+        // By chance, all twelve clients choose the same one of the four backends once in four million runs.
         for family in 0..2 {
             let several = chosen.keys().filter(|(of, _)| *of == family).count();
             ensure!(several > 1, "{algorithm}: {chosen:?}");

@@ -1,4 +1,4 @@
-//! Background loads on Services while a test acts on the node, and checks of the loads' reports.
+//! Puts Services under load in the background while a test acts on the node, and checks the loads' reports.
 
 use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
 
@@ -14,16 +14,16 @@ use crate::{
     support::{DNS, Dialer, HTTP, Vip, ensure_eq},
 };
 
-/// The time limit for loads that are not stopped.
+/// The time limit for a load that is not stopped earlier.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The minimum duration of a load: long enough to reach both of two backends even at a low rate.
+/// The minimum duration of a load: long enough for it to reach both backends of a Service even at a low rate.
 const MIN_DURATION: Duration = Duration::from_millis(2500);
 
 impl Scene {
-    /// Runs `action` at least this many times while the client pod puts load on these Services over every
-    /// protocol and family. Every attempt must be answered by one of the Service's servers, and each of these
-    /// servers must answer at least one attempt.
+    /// Runs `action` at least `times` times while the client pod puts load on the given Services over TCP and
+    /// UDP, in both address families. Every attempt must be answered by one of the Service's servers, and
+    /// each of these servers must answer at least one attempt.
     pub(crate) fn under_load(
         &self,
         services: &[(Vip, &[&str])],
@@ -59,7 +59,7 @@ impl Scene {
     }
 }
 
-/// Runs `action` at least this many times, and for at least [`MIN_DURATION`].
+/// Runs `action` at least `times` times, and for at least [`MIN_DURATION`].
 fn repeat(times: usize, action: impl Fn(usize) -> Result<()>) -> Result<()> {
     let start = Instant::now();
     let mut number = 0;
@@ -70,7 +70,7 @@ fn repeat(times: usize, action: impl Fn(usize) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that every attempt in a load was answered, with the dialled address as its peer.
+/// Asserts that every attempt in a load was answered, and that its peer was the dialled address.
 pub(crate) fn expect_all_answered(report: &Report) -> Result<()> {
     ensure!(report.failed() == 0, "{report:?}");
     ensure!(report.attempts > 0, "the load made no attempt");

@@ -16,7 +16,7 @@ use crate::{
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
 const CLEANUP: &str = include_str!("../../deploy/cleanup/pod.yaml");
 
-/// A capability that the daemon also needs before Linux 5.11, and that `deploy/linux-5.10` grants.
+/// A capability that the daemon also needs on kernels before Linux 5.11, and that `deploy/linux-5.10` grants.
 const OLD_KERNEL_CAPABILITY: &str = "SYS_RESOURCE";
 
 /// Returns the capabilities that a manifest grants to its only unprivileged container.
@@ -27,8 +27,8 @@ pub(crate) fn granted(manifest: &str) -> Result<Vec<&str>> {
     Ok(list.split(", ").collect())
 }
 
-/// Builds a command prefix that, like a container runtime, runs a program as root with only these
-/// capabilities.
+/// Builds the prefix of a command line that runs a program as root with only the given capabilities, as a
+/// container runtime does.
 fn setpriv(capabilities: &[&str]) -> Vec<String> {
     let bounds: String = capabilities
         .iter()
@@ -42,7 +42,7 @@ fn setpriv(capabilities: &[&str]) -> Vec<String> {
     ]
 }
 
-/// Builds a `culvert` command that runs as root with only these capabilities.
+/// Builds a command line that runs a `culvert` subcommand as root with only the given capabilities.
 pub(crate) fn culvert_command(
     instance: &Instance,
     capabilities: &[&str],
@@ -54,8 +54,8 @@ pub(crate) fn culvert_command(
     [setpriv(capabilities), words.into()].concat()
 }
 
-/// Starts the daemon with the capabilities that the manifest grants, and before Linux 5.11 also with
-/// [`OLD_KERNEL_CAPABILITY`].
+/// Starts the daemon with the capabilities that the manifest grants, plus [`OLD_KERNEL_CAPABILITY`] on
+/// kernels before Linux 5.11.
 pub(crate) fn start(instance: &Instance) -> Result<()> {
     let granted = granted(MANIFEST)?;
     instance.launch_with(&setpriv(&granted))?;
@@ -103,7 +103,7 @@ fn with_the_capabilities_of_the_manifest_only_sockets_of_the_host_are_ended_and_
     expect_all_ended(of_host)?;
     expect_answers(of_pod, "one")?;
     let reason = "this process lacks CAP_SYS_ADMIN and CAP_SYS_PTRACE";
-    // The status shows the result of a scan only once the scan is complete.
+    // The status shows a scan's result only once the scan is complete.
     let status_fields = || {
         let sockets = node.status()?["sockets"].take();
         Ok([

@@ -1,4 +1,4 @@
-//! Tests of `culvert cleanup`, and of two instances of Culvert on one node.
+//! Tests `culvert cleanup`, and two instances of Culvert on one node.
 
 use std::{fs, net::SocketAddr, path::PathBuf};
 
@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// Connects from the host and the client pod with every TCP dialer; yields true for each connection that was
-/// translated.
+/// Connects from the host and from the client pod with every TCP dialer. Yields true for each connection that
+/// was translated, and false for each one that was not.
 fn connects(scene: &Scene) -> impl Iterator<Item = bool> {
     let each = scene.sandboxes().into_iter();
     let each = each.flat_map(|(_, sandbox)| Dialer::TCP.map(|dialer| (sandbox, dialer)));
@@ -31,14 +31,15 @@ fn is_translated(scene: &Scene) -> bool {
     connects(scene).all(|is_translated| is_translated)
 }
 
-/// Waits until no connection is translated. The kernel detaches a link shortly after its last pin is removed.
+/// Waits until connections are no longer translated. The kernel detaches a link shortly after its last pin is
+/// removed.
 fn until_untranslated(scene: &Scene) -> Result<()> {
     wait::until(CHANGE_TIMEOUT, || {
         connects(scene).all(|is_translated| !is_translated)
     })
 }
 
-/// Runs `culvert cleanup`, which must succeed; returns its output.
+/// Runs `culvert cleanup`, which must succeed, and returns its output.
 pub(crate) fn cleanup(instance: &Instance) -> Result<String> {
     let output = instance.culvert(&["cleanup"])?;
     ensure!(output.exit.is_success(), "{output:?}");
@@ -139,7 +140,8 @@ fn two_instances_on_one_node_do_not_affect_each_other() -> Result<()> {
     let other = scene.node.pod("other")?;
     let _server = serve(&other)?;
     let other_instance = SecondInstance::new(&scene.node, &scene.client)?;
-    // Both instances have a Service at the same address, but with different backends.
+    // The second instance has a Service with the same address as the first instance's, but with another
+    // backend.
     let web = WEB.service("web").backends(addresses(&[&*other]));
     other_instance.instance.apply(web)?;
     other_instance.instance.start()?;

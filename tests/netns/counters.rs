@@ -1,4 +1,5 @@
-//! Exact counts of connections and datagrams, and the distribution of connections by `round-robin`.
+//! Tests that connections and datagrams are counted exactly, and that `round-robin` distributes connections
+//! evenly.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -32,7 +33,7 @@ const SAMPLE: u64 = 300;
 static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
-/// Leases the shared scene and programs a Service that uses this algorithm.
+/// Leases the shared scene and programs a Service that uses the given algorithm.
 fn start(algorithm: &str) -> Result<Lease<Scene>> {
     let scene = SCENE.lease()?;
     let web = WEB.service("web").backends(scene.all_addresses());
@@ -40,7 +41,7 @@ fn start(algorithm: &str) -> Result<Lease<Scene>> {
     Ok(scene)
 }
 
-/// Waits until every tracked socket has been released; returns how many sockets have been tracked so far.
+/// Waits until every tracked socket has been released, and returns how many sockets have been tracked so far.
 pub(crate) fn until_released(node: &Node) -> Result<u64> {
     let (mut tracked, mut released) = (0, 0);
     wait::until(CHANGE_TIMEOUT, || {
@@ -91,7 +92,7 @@ fn every_connect_and_first_datagram_is_counted_once() -> Result<()> {
     scene.give_back()
 }
 
-/// Returns a metric of the Service `web` for one family, summed over the Service's ports.
+/// Returns a metric of the Service `web` for one address family, summed over the Service's ports.
 fn web_metric(node: &Node, metric: &str, family: &str) -> Result<u64> {
     let metrics = node.metrics()?;
     let of_port = |(port, protocol)| {
@@ -130,8 +131,8 @@ fn each_service_port_has_its_own_counts() -> Result<()> {
         }
     }
 
-    // V4-mapped addresses count as IPv4. In each of the five rounds, every dialer makes one connection and
-    // uses one UDP socket.
+    // V4-mapped addresses count as IPv4. In each of the five rounds, every dialer makes one TCP connection
+    // and sends from one UDP socket.
     for (family, sent) in [("IPv4", 5 * 4), ("IPv6", 5 * 2)] {
         ensure_eq(family, web_metric(node, "connections_total", family)?, sent)?;
         ensure_eq(family, web_metric(node, "refused_total", family)?, 0)?;
@@ -143,7 +144,7 @@ fn each_service_port_has_its_own_counts() -> Result<()> {
     };
     ensure_eq("refused", refused()?, 5 * 3)?;
 
-    // The counts are kept in pinned maps, so they outlive the daemon.
+    // The counts are kept in pinned maps, so they are not lost when the daemon is killed.
     node.kill9()?;
     for dialer in [Dialer::V4, Dialer::V6] {
         dialer.dial(client, WEB, HTTP)?;
@@ -162,13 +163,13 @@ fn each_service_port_has_its_own_counts() -> Result<()> {
     ensure_eq("refused", refused()?, 5 * 3)
 }
 
-/// Makes connections on each CPU in turn; returns how many of them each server answered.
+/// Makes connections from each CPU in turn, and returns how many of them each server answered.
 fn distribution(client: &Pod, dialer: Dialer) -> Result<BTreeMap<String, u64>> {
     let here = sched_getaffinity(Pid::from_raw(0))?;
     let cpus = (0..CpuSet::count()).filter(|cpu| here.is_set(*cpu).unwrap_or(false));
     let mut servers = BTreeMap::new();
     for (_, cpu) in (0..SAMPLE).zip(cpus.cycle()) {
-        // This changes the CPU affinity of this thread only.
+        // Pinning affects only this thread.
         pin_to_cpu(u32::try_from(cpu)?)?;
         let name = dialer.dial(client, WEB, HTTP)?;
         *servers.entry(name).or_default() += 1;

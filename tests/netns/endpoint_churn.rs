@@ -1,4 +1,4 @@
-//! Endpoints change in manifest files under a load of connections, while the daemon is killed and restarted.
+//! Endpoints in manifest files change while clients connect, and while the daemon is killed and restarted.
 
 mod flows;
 
@@ -32,29 +32,29 @@ use crate::{
     support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, each_family, until_backends},
 };
 
-/// The number of times that the daemon is killed; fewer on slow machines, but at least two.
+/// The number of times the daemon is killed. It is scaled down on slow machines, but to no less than two.
 const KILLS: u32 = 5;
 
 /// The duration of the load around each kill: longer than a restart takes, even on slow machines.
 const ROUND: Duration = Duration::from_millis(2500);
 
-/// The number of attempts per second over each of TCP and UDP.
+/// The number of attempts per second over TCP, and also over UDP.
 const RATE: u32 = 500;
 
-/// Endpoint changes per second: the target rate, which slow files or CPUs may reduce, and the minimum that
-/// must be reached.
+/// The target rate of endpoint changes per second, which slow files or CPUs may reduce, and the minimum rate
+/// that must be reached.
 const CHANGES: u32 = 1000;
 const MIN_CHANGES: u32 = 200;
 
 const ECHO: u16 = 7;
 const ECHO_TARGET: u16 = 7007;
 
-/// The Service under load; any of its pods may stop being an endpoint and become one again.
+/// The Service under load. Any of its pods may stop being an endpoint and later become one again.
 const WEB: &str = "web";
-/// The Service that the long-lived flows use; its first pod always remains an endpoint.
+/// The Service that the long-lived flows use. Its first pod always remains an endpoint.
 const TALK: &str = "talk";
 
-/// Locked by a test while it runs, so that only one test at a time puts load on the CPUs.
+/// Held by each test while it runs, so that only one test at a time puts load on the CPUs.
 static CPUS: Mutex<()> = Mutex::new(());
 
 struct ChurnFixture {
@@ -102,7 +102,7 @@ impl ChurnFixture {
         }
     }
 
-    /// Applies the named Service with the pods in this bit mask as its endpoints.
+    /// Applies the named Service; its endpoints are the pods whose bits are set in `pods`.
     fn apply(&self, name: &str, pods: u32) -> Result<()> {
         let numbered = (0..3).zip(&self.pods);
         let chosen = numbered.filter(|(number, _)| pods & (1 << number) != 0);
@@ -116,7 +116,7 @@ impl ChurnFixture {
         )
     }
 
-    /// Changes endpoints in manifest files until `stop` is set; returns how many changes it made.
+    /// Keeps changing endpoints in manifest files until `stop` is set, and returns how many changes it made.
     fn churn(&self, rate: u32, stop: &AtomicBool) -> Result<u32> {
         let mut random = RandomChanges::new(1);
         let start = Instant::now();
@@ -139,7 +139,7 @@ impl ChurnFixture {
         Ok(made)
     }
 
-    /// Asserts that no request for one Service reached a backend of another.
+    /// Asserts that no request for one Service reached another Service's backend.
     fn expect_no_misrouted_request(&self) -> Result<()> {
         let mut counts = vec![self.race.counts()?];
         for server in &self.servers {
@@ -150,7 +150,7 @@ impl ChurnFixture {
         Ok(())
     }
 
-    /// Runs the loads once, and kills and restarts the daemon while they run.
+    /// Runs the loads for one round, during which it kills and restarts the daemon.
     fn run_round(&self, scale: LoadScale, random: &mut RandomChanges) -> Result<()> {
         let (client, host) = (&*self.race.client, self.race.node.host());
         let web = self.vip(WEB);

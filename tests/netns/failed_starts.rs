@@ -28,8 +28,8 @@ fn expect_translated(scene: &Scene) -> Result<()> {
     scene.expect_served(WEB, "backend")
 }
 
-/// Runs a daemon; asserts that it fails to start, changes no pins and leaves the data path working. Returns
-/// what it wrote to stderr.
+/// Runs a daemon, and asserts that it fails to start, changes no pins and leaves the data path working.
+/// Returns the daemon's stderr.
 fn failed_start(scene: &Scene) -> Result<String> {
     failed_start_by(scene, || scene.node.culvert(&["node"]))
 }
@@ -43,7 +43,7 @@ fn failed_start_by(scene: &Scene, start: impl FnOnce() -> Result<Output>) -> Res
     Ok(output.stderr)
 }
 
-/// Runs [`failed_start`] with a copy of the config in which `from` is replaced by `to`.
+/// Like [`failed_start`], but runs the daemon with a copy of the config in which `from` is replaced by `to`.
 fn failed_start_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     let config = fs::read_to_string(scene.node.config_path())?;
     ensure!(config.contains(from), "no {from} in {config}");
@@ -52,7 +52,7 @@ fn failed_start_with(scene: &Scene, from: &str, to: &str) -> Result<String> {
     failed_start_by(scene, || run_node(scene.node.host(), &path))
 }
 
-/// Runs a daemon in a sandbox with another config file, and waits until it exits.
+/// Runs a daemon in a sandbox with the given config file, and waits until it exits.
 fn run_node(sandbox: &Sandbox, config: &Path) -> Result<Output> {
     let (program, config) = (environment::culvert()?, config.to_string_lossy());
     let words = [&*program.to_string_lossy(), "node", "--config", &config];
@@ -72,7 +72,7 @@ fn expect_last_line(stderr: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Lists all files below a directory, with their inode numbers.
+/// Returns the inode numbers of all files and directories below a directory.
 fn inodes_below(directory: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
@@ -104,7 +104,8 @@ fn modified_pins_are_named_and_not_touched() -> Result<()> {
     count.pin(pins.with_file_name("reason_counts"))?;
 
     let foreign = &["does not belong to Culvert"][..];
-    // The case, the pin, the pin's replacement, and the words that the error must contain.
+    // A label for the case, the pin, the file that replaces the pin, and the words that the error must
+    // contain.
     for (what, name, other, words) in [
         ("foreign file", "stranger", "maps/services", foreign),
         ("unknown map", "maps/stranger", "maps/services", foreign),

@@ -1,5 +1,5 @@
-//! The feature probes are correct: programs that need a feature load and attach if, and only if, the probe
-//! reports that feature.
+//! Tests the feature probes: a program that needs a feature loads and attaches if, and only if, the probe
+//! reports the feature.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::{
     support::ensure_eq,
 };
 
-/// The verifier's limits: on processed instructions, and on bytes of stack.
+/// The verifier's limits on processed instructions and on stack size in bytes.
 const INSTRUCTIONS: u64 = 1_000_000;
 const STACK: u64 = 512;
 
@@ -95,7 +95,7 @@ fn every_program_is_verified_in_each_variant_that_this_kernel_supports() -> Resu
         let is_within = (1..INSTRUCTIONS).contains(&it.instructions) && it.stack <= STACK;
         ensure!(is_within, "{it:?}");
     }
-    // The programs' constants are in read-only memory, so the verifier skips branches that they make
+    // The programs' constants are in read-only memory, so the verifier skips branches that the constants make
     // unreachable.
     for program in ["connect4", "connect6"] {
         let [without, with] = ["rewrite", "rewrite-steering"].map(|variant| of(program, variant));

@@ -25,15 +25,15 @@ use crate::support::{
 };
 
 pub(crate) const WEB: Vip = Vip::of(10);
-/// The VIP of a Service whose backend is not that of [`WEB`].
+/// The VIP of a Service whose backend differs from that of [`WEB`].
 pub(crate) const OTHER: Vip = Vip::of(11);
 /// The VIP of a Service without a backend.
 pub(crate) const EMPTY: Vip = Vip::of(12);
 /// The VIP of a Service with the same backend and port as [`WEB`].
 pub(crate) const TWIN: Vip = Vip::of(13);
 
-/// A shared node with these four Services, for tests that only dial them. Its server pods are `backend`
-/// and `other`.
+/// A shared node with a Service at each of these four VIPs, for tests that only dial the Services. Its server
+/// pods are `backend` and `other`.
 pub(crate) static DIALLED: SharedFixture<Scene> = SharedFixture::new(|| {
     let scene = Scene::new(&["backend", "other"])?;
     let to = |name| scene.addresses(&[name]);
@@ -46,12 +46,12 @@ pub(crate) static DIALLED: SharedFixture<Scene> = SharedFixture::new(|| {
     scene.record_manifests()
 });
 
-/// A node with the pod `client`, and pods that serve the target ports of [`Vip::service`].
+/// A node with a client pod named `client`, and server pods that serve the target ports of [`Vip::service`].
 pub(crate) struct Scene {
     pub(crate) node: Node,
     pub(crate) client: Arc<Pod>,
     backends: Vec<Backend>,
-    /// The manifests from before a test, by file name; the test must restore them.
+    /// The manifests that existed before a test, by file name. They must be the only ones left after it.
     manifests: BTreeMap<String, String>,
 }
 
@@ -70,12 +70,12 @@ impl Deref for Backend {
 }
 
 impl Scene {
-    /// Creates a node with backends of these names, but does not start the daemon.
+    /// Creates a node with server pods of the given names, but does not start the daemon.
     pub(crate) fn new(backends: &[&str]) -> Result<Self> {
         Self::with(backends, |_| {})
     }
 
-    /// Creates a node as [`Scene::new`] does, after `change` has modified the settings.
+    /// Creates a node like [`Scene::new`], but with settings that `change` has modified.
     pub(crate) fn with(
         backends: &[&str],
         change: impl FnOnce(&mut InstanceSettings),
@@ -98,16 +98,16 @@ impl Scene {
         })
     }
 
-    /// Creates a node where the Service `web` has the address [`WEB`] and all of these backends, and starts
-    /// the daemon.
+    /// Creates a node with the given server pods, all of which are backends of the Service `web` at [`WEB`],
+    /// and starts the daemon.
     pub(crate) fn web(backends: &[&str]) -> Result<Self> {
         let scene = Self::prepare_web(backends, backends)?;
         scene.node.start()?;
         Ok(scene)
     }
 
-    /// Creates a node where the Service `web` has the address [`WEB`] and only `some` of the backends, but
-    /// does not start the daemon.
+    /// Creates a node with the server pods `backends`, of which only `some` are backends of the Service `web`
+    /// at [`WEB`], but does not start the daemon.
     pub(crate) fn prepare_web(backends: &[&str], some: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
         scene.apply_web(some)?;
@@ -125,20 +125,20 @@ impl Scene {
         self.node.apply(vip.service(name).backends(backends))
     }
 
-    /// Creates a node without any Service and starts the daemon; tests apply their own Services.
+    /// Creates a node without Services and starts the daemon; tests apply their own Services.
     pub(crate) fn started(backends: &[&str]) -> Result<Self> {
         let scene = Self::new(backends)?;
         scene.node.start()?;
         scene.record_manifests()
     }
 
-    /// Records the current manifests as the state that each test must restore.
+    /// Records the current manifests as the state that must be restored after each test.
     pub(crate) fn record_manifests(mut self) -> Result<Self> {
         self.manifests = self.read_manifests()?;
         Ok(self)
     }
 
-    /// Applies Services and starts the daemon.
+    /// Applies the given Services and starts the daemon.
     pub(crate) fn start(&self, services: impl IntoIterator<Item = Service>) -> Result<()> {
         for service in services {
             self.node.apply(service)?;
@@ -164,7 +164,7 @@ impl Scene {
         .with_context(|| format!("{name} isn't programmed: {:?}", self.node.services()))
     }
 
-    /// Returns the backend with that name.
+    /// Returns the backend with the given name.
     pub(crate) fn backend(&self, name: &str) -> Result<&Backend> {
         let backend = self.backends.iter().find(|it| it.name() == name);
         backend.with_context(|| format!("no backend {name}"))
@@ -177,7 +177,7 @@ impl Scene {
         Ok(addresses(&pods.iter().map(|it| &***it).collect::<Vec<_>>()))
     }
 
-    /// Returns the addresses of all backends except the one with that name.
+    /// Returns the addresses of all backends except the named one.
     pub(crate) fn addresses_without(&self, name: &str) -> Vec<IpAddr> {
         let others = self.backends.iter().filter(|it| it.name() != name);
         addresses(&others.map(|it| &**it).collect::<Vec<_>>())
@@ -198,7 +198,7 @@ impl Scene {
         [("uplink", self.node.host()), ("eth0", &self.client)]
     }
 
-    /// Runs `check` on the host and in the client pod, once per dialer.
+    /// Runs `check` on the host and in the client pod, once for each dialer.
     pub(crate) fn for_each_client(
         &self,
         dialers: &[Dialer],
@@ -207,15 +207,15 @@ impl Scene {
         self.map_clients(dialers, check).map(drop)
     }
 
-    /// Connects over TCP from the host and the client pod with every dialer; expects the dialled address as
-    /// the peer and an answer from this server.
+    /// Connects over TCP from the host and from the client pod with every dialer. The peer must be the
+    /// dialled address, and the given server must answer.
     pub(crate) fn expect_served(&self, vip: Vip, server: &str) -> Result<()> {
         self.for_each_client(&Dialer::TCP, |sandbox, dialer| {
             dialer.expect_served(sandbox, vip, HTTP, server)
         })
     }
 
-    /// Runs `open` on the host and in the client pod, once per dialer, and collects the results.
+    /// Runs `open` on the host and in the client pod, once for each dialer, and collects the results.
     pub(crate) fn map_clients<T>(
         &self,
         dialers: &[Dialer],
@@ -236,8 +236,8 @@ impl Scene {
         Ok(all)
     }
 
-    /// Creates connected UDP sockets on the host and in the client pod with every dialer; expects replies
-    /// from this server.
+    /// Connects a UDP socket from the host and from the client pod with every dialer. The given server must
+    /// reply on each socket.
     pub(crate) fn connect_udp_clients(
         &self,
         vip: Vip,
@@ -248,14 +248,14 @@ impl Scene {
         })
     }
 
-    /// Waits until exactly this many sockets have been terminated.
+    /// Waits until the number of terminated sockets is exactly `count`.
     pub(crate) fn until_ended(&self, count: usize) -> Result<()> {
         until_eq("ended", u64::try_from(count)?, || {
             self.node.reason_count("socket_terminated")
         })
     }
 
-    /// Reads all files in the manifest directory; returns their contents by file name.
+    /// Returns the contents of all files in the manifest directory, by file name.
     fn read_manifests(&self) -> Result<BTreeMap<String, String>> {
         let read = |entry: std::io::Result<fs::DirEntry>| {
             let path = entry?.path();
@@ -280,7 +280,7 @@ impl fmt::Display for Client<'_> {
     }
 }
 
-/// Waits until every one of these sockets has been terminated.
+/// Waits until all of the given sockets have been terminated.
 pub(crate) fn expect_all_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     let check = |(client, socket): &(Client<'_>, _)| {
         expect_ended(socket).with_context(|| client.to_string())
@@ -288,7 +288,7 @@ pub(crate) fn expect_all_ended(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()
     sockets.iter().try_for_each(check)
 }
 
-/// Sends a datagram on each of these connected sockets; expects replies from this server.
+/// Sends a datagram on each of the connected sockets; the given server must reply to it.
 pub(crate) fn expect_answers(sockets: &[(Client<'_>, UdpSocket)], server: &str) -> Result<()> {
     for (client, socket) in sockets {
         let answer = query(socket).and_then(|name| ensure_eq("server", name, server));
@@ -298,7 +298,7 @@ pub(crate) fn expect_answers(sockets: &[(Client<'_>, UdpSocket)], server: &str) 
 }
 
 impl Fixture for Scene {
-    /// Withdraws the manifests that the test added; those from before the test must be unchanged.
+    /// Deletes the manifests that the test added. The test must have left all others as they were.
     fn restore(&self) -> Result<()> {
         for (file, text) in self.read_manifests()? {
             match self.manifests.get(&file) {
@@ -318,7 +318,7 @@ impl Fixture for Scene {
     }
 }
 
-/// Replaces the last section of the config, which the daemon reads at its next start.
+/// Replaces the config's last section, `section`. The daemon reads the config when it next starts.
 pub(crate) fn configure(instance: &Instance, section: &str, value: &str) -> Result<()> {
     let config = fs::read_to_string(instance.config_path())?;
     let rest = config.split(&format!("{section}:")).next();

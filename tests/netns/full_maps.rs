@@ -1,5 +1,5 @@
-//! Full maps: a Service for which no map entry is free is refused and reported, while the others keep
-//! working.
+//! Tests full maps: a Service for which there are no free map entries is refused and reported, while the
+//! other Services keep working.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
@@ -21,7 +21,7 @@ const FIRST: Vip = Vip::of(10);
 const SECOND: Vip = Vip::of(11);
 const THIRD: Vip = Vip::of(12);
 
-/// Builds a single-stack Service with one frontend and two backends.
+/// Builds a single-stack Service with one frontend, whose backends are all server pods.
 fn service(scene: &Scene, name: &str, vip: Vip, dialer: Dialer) -> Service {
     let frontend = dialer.address(vip, HTTP).ip();
     let same_family = scene
@@ -63,8 +63,8 @@ impl LimitedNode {
     }
 }
 
-/// Applies a third Service, for which no map entry is free. Expects the status, the metrics and the log to
-/// show the refusal, and the Service to be programmed once entries are free.
+/// Applies a third Service, for which there are no free map entries. The status, the metrics and the log must
+/// report the refusal, and the Service must be programmed once entries are free.
 fn expect_third_refused(limited: &LimitedNode, reason: &str) -> Result<()> {
     let node = &limited.scene.node;
 
@@ -110,7 +110,7 @@ fn expect_third_refused(limited: &LimitedNode, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs [`expect_third_refused`] for each family, with map sizes set by `limit`.
+/// Runs [`expect_third_refused`] for each address family, with map sizes set by `limit`.
 fn expect_third_refused_with(limit: impl Fn(&mut InstanceSettings), reason: &str) -> Result<()> {
     [Dialer::V4, Dialer::V6].into_iter().try_for_each(|dialer| {
         let limited = LimitedNode::with(dialer, &limit)?;

@@ -1,4 +1,4 @@
-//! The guard on real uplinks, attached with a tcx link (if the kernel supports tcx) or as a tc filter.
+//! Tests the guard on real uplinks, attached by a tcx link (if the kernel supports tcx) or as a tc filter.
 
 pub(crate) mod daemon;
 
@@ -25,13 +25,14 @@ pub(crate) const UPLINK: (u32, &str) = (2, "uplink");
 
 const SIZES: MapSizes = MapSizes::uniform(16);
 
-/// Loads the guard for 198.19.0.0/16, to be attached with a tcx link or as a tc filter.
+/// Loads the guard for 198.19.0.0/16. It will be attached by a tcx link if `tcx` is true, or else as a tc
+/// filter.
 fn load_with_tcx(pins: &PinDirectory, tcx: bool) -> Result<(Guard, Counters)> {
     let features = bpf::probe()?;
     load(pins, Features { tcx, ..features })
 }
 
-/// Loads the guard for 198.19.0.0/16 on a kernel with these features.
+/// Loads the guard for 198.19.0.0/16, as for a kernel with the given features.
 pub(crate) fn load(pins: &PinDirectory, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
     let switches = ProgramSettings {
@@ -43,7 +44,7 @@ pub(crate) fn load(pins: &PinDirectory, features: Features) -> Result<(Guard, Co
     Ok((data_path.guard()?, counters))
 }
 
-/// Runs `work` in the host's network namespace, on a separate thread.
+/// Runs `work` on a separate thread in the host's network namespace.
 pub(crate) fn on_host<T: Send>(node: &Node, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let namespace = File::open(format!("/proc/{}/ns/net", node.host().pid()))?;
     std::thread::scope(|scope| {
@@ -73,14 +74,14 @@ fn dropped(counters: &Counters) -> Result<u64> {
     Ok(guarded.map_or(0, |(_, count)| *count))
 }
 
-/// Connects from outside to an address in the guarded range, which is local to the host; returns the kind of
+/// Connects from outside to an address in the guarded range, which is local to the host. Returns the kind of
 /// error.
 fn probe_from_outside(node: &Node) -> ErrorKind {
     let connected = node.outside().connect("198.19.0.1:10270");
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
 }
 
-/// Creates a node with a local route for 198.19.0.0/16; returns the node and its pins.
+/// Creates a node with a local route for 198.19.0.0/16, and returns the node and its pin directory.
 fn node_with_local_range() -> Result<(Node, PinDirectory)> {
     let node = Node::new()?;
     node.host().ip("route add local 198.19.0.0/16 dev lo\n")?;

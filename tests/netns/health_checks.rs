@@ -1,5 +1,5 @@
-//! Services' health check ports: HTTP requests like those that load balancers send, from the node and from
-//! outside.
+//! Tests Services' health check ports with HTTP requests like a load balancer's, sent both from the node and
+//! from outside.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -27,7 +27,8 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
         .spec(&format!("healthCheckNodePort: {port}"))
 }
 
-/// Waits until the health check port reports this many local endpoints for a Service, over both families.
+/// Waits until the health check port reports, over IPv4 and IPv6, that the Service has `local` local
+/// endpoints.
 fn until_reported(
     node: &Node,
     sandbox: &Sandbox,
@@ -84,8 +85,8 @@ fn a_health_check_port_reports_the_ready_endpoints_of_its_node_while_its_service
     for sandbox in sandboxes {
         until_reported(&node, sandbox, PORT, "web", 2)?;
     }
-    // Terminating endpoints may still get traffic if no other endpoint is left, but load balancers must not
-    // send any more.
+    // Terminating endpoints may still receive traffic when no others are left, but load balancers must stop
+    // sending traffic to this node.
     let going = service("web", WEB, PORT).on_node(NODE_NAME);
     node.apply(both.into_iter().fold(going, Service::terminating))?;
     until_reported(&node, node.outside(), PORT, "web", 0)?;

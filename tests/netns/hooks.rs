@@ -1,5 +1,5 @@
-//! Connected TCP and UDP sockets, on the host and in a pod: connecting, receiving and the peer address with
-//! every dialer.
+//! Tests the hooks with connected TCP and UDP sockets, on the host and in a pod: with every dialer, sockets
+//! connect, receive, and report their peer address.
 
 use anyhow::Result;
 use nix::errno::Errno;
@@ -64,7 +64,7 @@ fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Resu
                 socket.send(b"who?")?;
                 Ok([first, receive(&socket)?])
             })?;
-        // The sender of each reply is the cluster IP, as is the peer address.
+        // Each reply's sender must be the cluster IP, and so must the socket's peer address.
         let expected = ("backend".to_owned(), dialer.reported_address(WEB, DNS));
         ensure_eq("answers", answers, [expected.clone(), expected])?;
         ensure_eq(
@@ -72,7 +72,7 @@ fn a_connected_udp_socket_reaches_the_backend_and_shows_the_cluster_ip() -> Resu
             socket.peer_addr()?,
             dialer.reported_address(WEB, DNS),
         )?;
-        // The kernel programs translate the connect(), but none of the sends on the connected socket.
+        // The kernel programs translate connect(), but leave sends on the connected socket alone.
         ensure_eq("counts", increases, vec![1, 0])
     })?;
     scene.give_back()
@@ -106,8 +106,8 @@ fn a_udp_socket_that_connects_again_shows_the_address_that_it_dialled_last() -> 
     scene.give_back()
 }
 
-/// Programs a Service whose ClusterIP and port are those of the pod `backend`, and whose own backend is the
-/// pod `other`.
+/// Programs a Service whose ClusterIP is the address of the pod `backend`, whose ports are that pod's ports,
+/// and whose own backend is the pod `other`.
 fn chain(scene: &Scene) -> Result<Vip> {
     let chained = Vip::of_pod(scene.backend("backend")?);
     let service = Service::new("chained", [chained.v4.into(), chained.v6.into()])

@@ -1,4 +1,4 @@
-//! A kernel program's event log, which is written only while the config enables it.
+//! Tests the event log of kernel programs, which they write only while the config enables it.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -21,11 +21,11 @@ use crate::{
 /// An address that belongs to no Service.
 const UNUSED: Vip = Vip::of(99);
 
-/// The name of the ring buffer map for log events; only programs that log events use it.
+/// The name of the ring buffer map for log events. Only programs that log events use it.
 const LOG_MAP: &str = "AYA_LOGS";
 
-/// Enables the log for this program at this level, or disables the log if `program` is `None`. Takes effect
-/// at the daemon's next start.
+/// Enables the log for the given program at the given level, or disables the log if `program` is `None`. The
+/// change takes effect when the daemon next starts.
 fn configure_log(node: &Node, program: Option<(&str, &str)>) -> Result<()> {
     let log = program
         .map(|(program, level)| format!("{{ kernel: {{ program: {program}, level: {level} }} }}"));
@@ -39,7 +39,7 @@ fn kernel_lines(node: &Node) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// Waits until a kernel program logs a line with all of these words, and returns the line.
+/// Waits until a kernel program logs a line that contains all of the given words, and returns that line.
 fn until_logged(node: &Node, words: &[&str]) -> Result<String> {
     let line = |lines: Vec<String>| {
         let mut lines = lines.into_iter();
@@ -49,7 +49,7 @@ fn until_logged(node: &Node, words: &[&str]) -> Result<String> {
         .with_context(|| format!("no line with {words:?} in {:#?}", kernel_lines(node)))
 }
 
-/// Creates a node with two Services, one of which has no backend, but does not start the daemon.
+/// Creates a node with two Services, one of them without a backend, but does not start the daemon.
 fn prepared() -> Result<Scene> {
     let scene = Scene::prepare_web(&["backend"], &["backend"])?;
     scene.node.apply(EMPTY.service("empty"))?;
@@ -76,7 +76,7 @@ impl Scene {
         .id();
         let mut names = Vec::new();
         for program in loaded_programs().filter_map(Result::ok) {
-            // Other tests load and unload programs concurrently.
+            // Other tests load and unload programs at the same time.
             let Ok(Some(maps)) = program.map_ids() else {
                 continue;
             };
@@ -137,12 +137,12 @@ fn expect_connects_logged(dialer: Dialer, program: &str) -> Result<()> {
     ensure!(dialer.connect(&scene.client, EMPTY, HTTP).is_err());
     let empty = format!("destination={} ", dialer.address(EMPTY, HTTP).ip());
     until_logged(&scene.node, &["refused", &empty, "reason=no_backend"])?;
-    // Connections that are not to a Service are logged only at level trace.
+    // Connections to other addresses are logged only at level `trace`.
     ensure!(dialer.connect(&scene.client, UNUSED, HTTP).is_err());
     let status = scene.node.culvert(&["status"])?.stdout;
     ensure!(status.contains(&format!("{program}, debug")), "{status}");
 
-    // Stopping the daemon ends the log; a daemon whose config enables no log does not resume it.
+    // Stopping the daemon ends the log. A daemon whose config does not enable the log does not resume it.
     scene.node.stop()?;
     scene.until_logging(&[])?;
     scene.connect()?;
@@ -174,7 +174,7 @@ fn every_program_can_log_its_decisions() -> Result<()> {
     for program in PROGRAMS.iter().map(|program| program.name) {
         configure_log(&scene.node, Some((program, "trace")))?;
         scene.node.start().context(program)?;
-        // The guard is loaded but not attached to any uplink, since this node does not steer.
+        // The guard is loaded but not attached to an uplink, since this node does not steer connections.
         let logging = [program];
         let count = usize::from(program != GUARD.name);
         scene.until_logging(&logging[..count])?;
@@ -270,7 +270,7 @@ fn flood(dialer: Dialer, program: &str) -> Result<()> {
     ensure!(scene.node.is_ready());
     scene.connect()?;
 
-    // After the kill, the daemon's programs still write events, but nothing reads them.
+    // After the daemon is killed, its programs keep writing events, but nothing reads them.
     scene.node.kill9()?;
     flood()?;
     scene.connect()?;
@@ -304,7 +304,7 @@ fn no_connect_fails_while_the_log_is_switched_on_and_off() -> Result<()> {
         }
         let before = kernel_lines(&scene.node).len();
         scene.node.start()?;
-        // While the log is enabled, the load's connections cause new lines.
+        // While the log is enabled, connections made by the load produce new lines.
         log.map_or(Ok(()), |_| {
             wait::until(CHANGE_TIMEOUT, || kernel_lines(&scene.node).len() > before)
         })

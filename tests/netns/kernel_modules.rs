@@ -39,8 +39,8 @@ fn sctp(sandbox: &Sandbox, to: SocketAddr) -> Result<Socket> {
 }
 
 /// The kernel has no hook for connect() on an SCTP socket, so the packets keep the ClusterIP as their
-/// destination and are routed normally. In this test, a host outside has that address. In a real cluster no
-/// host has it, and the client gets an error from the network, usually a timeout after several minutes.
+/// destination and are routed normally. In this test, an external host has that address. In a real cluster,
+/// no host has it, and the client gets an error from the network, usually a timeout after several minutes.
 #[test]
 fn an_sctp_connect_goes_to_the_cluster_ip_itself_and_tcp_is_served() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Sctp])? {
@@ -135,8 +135,8 @@ fn guard_a_dummy(address: &str, gateway: &str) -> Result<()> {
     Ok(())
 }
 
-/// kube-proxy in IPVS mode leaves its virtual services behind, and the ClusterIPs on an interface.
-/// Connections that Culvert translates at the socket never reach IPVS.
+/// kube-proxy in IPVS mode leaves its virtual services behind, as well as an interface that has the
+/// ClusterIPs. Connections that Culvert translates at the socket never reach IPVS.
 #[test]
 fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::IpVs])? {
@@ -155,7 +155,7 @@ fn ipvs_for_the_same_cluster_ip_gets_no_connection_of_host_or_pods() -> Result<(
         let vip = dialer.address(WEB, HTTP);
         table.add(vip, (decoy.address(dialer.family()), HTTP_TARGET).into())?;
 
-        // A connection from a process outside the instance's cgroup proves that IPVS works.
+        // IPVS works: it forwards a connection from a process outside the instance's cgroup.
         let socket = dialer.tcp_socket(&foreign)?;
         socket.bind(&SocketAddr::from((own, 0)).into())?;
         connect_within(&socket, vip, RESPONSE_TIMEOUT).context("by IPVS")?;

@@ -1,6 +1,6 @@
-//! Features that depend on the counts of open connections: the algorithm `least-conn`, and backend indices,
-//! which are not reused while they have open connections. Also tests the counts after a start that replaces
-//! the maps.
+//! Tests features that depend on the counts of open connections: the algorithm `least-conn`; and backend
+//! indices, which are not reused while connections to the backend are open. Also tests the counts after the
+//! daemon replaces the maps at its start.
 
 use std::net::UdpSocket;
 
@@ -17,14 +17,15 @@ use crate::{
 const ALGORITHM: &str = "culvert.dev/algorithm";
 const WEIGHTS: &str = "culvert.dev/weights";
 
-/// Connects a UDP socket to the Service `web`; returns the socket and the name of the server that answers it.
+/// Connects a UDP socket to the Service `web`, and returns the socket and the name of the server that
+/// answers.
 fn connected(sandbox: &Sandbox, dialer: Dialer) -> Result<(UdpSocket, String)> {
     let socket = dialer.connect_udp(sandbox, WEB, DNS)?;
     let server = query(&socket)?;
     Ok((socket, server))
 }
 
-/// Returns how many of the sockets each of these servers answers.
+/// Returns how many of the sockets are answered by each of the named servers.
 fn by_server<const N: usize>(sockets: &[(UdpSocket, String)], names: [&str; N]) -> [usize; N] {
     names.map(|name| sockets.iter().filter(|(_, server)| server == name).count())
 }
@@ -43,7 +44,7 @@ fn of_two_backends_the_one_with_fewer_connections_is_chosen() -> Result<()> {
         let mut held = (0..20).map(connect).collect::<Result<Vec<_>>>()?;
         ensure_eq("both", by_server(&held, names), [10, 10])?;
         held.retain(|(_, server)| server == "one");
-        // Now `one` has ten connections and `two` has none, so the next ten go to `two`.
+        // Now `one` has ten connections and `two` has none, so the next ten connections go to `two`.
         let more = (0..10).map(connect).collect::<Result<Vec<_>>>()?;
         ensure_eq("the emptier one", by_server(&more, names), [0, 10])?;
     }
@@ -62,8 +63,8 @@ fn of_two_backends_the_one_with_fewer_connections_is_chosen() -> Result<()> {
 fn open_connections_are_distributed_by_weight() -> Result<()> {
     const ROUNDS: usize = 24;
     let scene = set_up()?;
-    // A small backend set is stored in the frontend's record, a larger one in slots. There are 2 + 1 and 3 +
-    // 1 + 1 slots.
+    // A small backend set is stored in the frontend's record, a larger one in slots. The first set has 2 + 1
+    // slots, the second one 3 + 1 + 1.
     for (weights, south, expected) in [
         ("zone:north=2", &["two"][..], [2, 1, 0]),
         ("zone:north=3", &["two", "three"], [3, 1, 1]),
@@ -82,9 +83,9 @@ fn open_connections_are_distributed_by_weight() -> Result<()> {
             let held = (0..ROUNDS * slots).map(connect);
             let held = held.collect::<Result<Vec<_>>>()?;
             let counts = by_server(&held, ["one", "two", "three"]);
-            // Two slots are drawn, and the backend with fewer connections per unit of weight is chosen. The
-            // two slots belong to different backends in four of the six possible pairs, or in seven of ten;
-            // the other pairs are too rare to cause a larger deviation.
+            // Of two randomly drawn slots, the one whose backend has fewer connections per unit of weight is
+            // used. The drawn slots belong to different backends in four of the six possible pairs, or in
+            // seven of ten; the other pairs are too rare to cause a larger deviation.
             for (count, weight) in counts.into_iter().zip(expected) {
                 let is_near = count.abs_diff(ROUNDS * weight) <= 5;
                 ensure!(is_near, "{dialer:?}, {weights}: {counts:?}");
@@ -94,7 +95,7 @@ fn open_connections_are_distributed_by_weight() -> Result<()> {
     Ok(())
 }
 
-/// Returns how many indices are still in use because their removed backends have open connections.
+/// Returns how many indices of removed backends are still in use because of open connections.
 fn draining_indices(node: &Node) -> Option<u64> {
     node.status().ok()?["programmed"]["drainingBackends"].as_u64()
 }
@@ -122,11 +123,11 @@ fn an_index_with_open_connections_is_not_reused_even_by_the_next_daemon() -> Res
     let held = held.into_iter().collect::<Result<Vec<_>, _>>()?;
     let udp = Dialer::UDP.map(|dialer| connected(&scene.client, dialer));
     let udp = udp.into_iter().collect::<Result<Vec<_>>>()?;
-    // One index is kept per protocol and family.
+    // Each combination of protocol and address family keeps one index in use.
     replaced(&["two"])?;
     until(4)?;
     for round in 0..3 {
-        // A new backend that reused an index would show the former backend's connections.
+        // If a new backend reused an index, it would show the removed backend's connections.
         for names in [&["three"][..], &["one", "two", "three"], &["two"]] {
             replaced(names)?;
             let counts = open_connections(node, "web")?;
@@ -155,12 +156,12 @@ fn counts_survive_the_replacement_of_maps() -> Result<()> {
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
-    // Four sizes: larger; smaller, which keeps the map of counts; larger again, but less than the first;
-    // larger than all before.
+    // Four sizes: larger; smaller, for which the existing map of counts is kept; larger again, but below the
+    // first; and larger than all others.
     for size in [4096, 64, 128, 8192] {
         scene.resize([64, 64, size])?;
         if size == 128 {
-            // Some sockets close while no daemon runs.
+            // Some sockets are closed while no daemon is running.
             node.kill9()?;
             held.truncate(7);
         } else {
@@ -176,7 +177,7 @@ fn counts_survive_the_replacement_of_maps() -> Result<()> {
         held.swap_remove(0);
         until(expected - 1)?;
     }
-    // A start on an older layout assigns new indices, but keeps the counts.
+    // A daemon that finds maps with an older layout assigns new indices, but keeps the counts.
     node.kill9()?;
     migration::imitate_older_layout(node)?;
     node.start()?;
@@ -191,7 +192,7 @@ fn counts_return_to_zero_after_a_load_during_replacements_of_maps() -> Result<()
     let sizes = [4096, 64, 8192];
 
     scene.under_load(&migration::SERVICES, sizes.len(), |number| {
-        // Each size differs from all the previous ones.
+        // Each size differs from all previous ones.
         let size = sizes[number % sizes.len()] + u32::try_from(number)?;
         scene.resize([size, size, size])?;
         if number % 2 == 0 {

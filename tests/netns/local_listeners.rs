@@ -1,4 +1,4 @@
-//! Services whose address is also assigned to the node itself, with a local listener on that address.
+//! Tests Services whose address is also assigned to the node, where a local process listens on it.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use crate::{
     support::{DNS, Dialer, HTTP, Vip, ensure_eq, ports, receive, until_eq},
 };
 
-/// The Service's addresses. They are outside the ClusterIP range, to which pods have no route.
+/// The Service's addresses. They are outside the ClusterIP range, for which pods have no route.
 const CACHED: Vip = Vip {
     v4: Ipv4Addr::new(169, 254, 20, 10),
     v6: Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 0x10),
@@ -30,7 +30,7 @@ fn prepared() -> Result<Scene> {
     Ok(scene)
 }
 
-/// Waits until the status reports a local listener for every frontend, or for none.
+/// Waits until the status reports a local listener for every frontend, or for none of them.
 fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     until_eq("listeners", vec![is_there; 4], || {
         let ports = ports(&scene.node.services()?, NAME);
@@ -42,7 +42,7 @@ fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     })
 }
 
-/// Dials the Service from the host and the client pod, over TCP and UDP; expects the backend to answer.
+/// Dials the Service from the host and from the client pod, over TCP and UDP. The backend must answer.
 fn expect_backend(scene: &Scene) -> Result<()> {
     scene.expect_served(CACHED, "backend")?;
     scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
@@ -50,7 +50,7 @@ fn expect_backend(scene: &Scene) -> Result<()> {
     })
 }
 
-/// The TCP and UDP sockets on which a test listens in a sandbox, at one address per family.
+/// TCP and UDP sockets that a test listens on in a sandbox, at one IPv4 and one IPv6 address.
 pub(crate) struct TestListeners {
     tcp: [TcpListener; 2],
     udp: [UdpSocket; 2],
@@ -71,13 +71,13 @@ impl TestListeners {
         })
     }
 
-    /// Accepts the next connection in this dialer's family; returns the client's address.
+    /// Accepts the next connection in the dialer's address family, and returns the client's address.
     pub(crate) fn accept(&self, dialer: Dialer) -> Result<SocketAddr> {
         let listener = of_family(&self.tcp, dialer);
         Ok(listener.accept().context("accept")?.1)
     }
 
-    /// Returns the socket that receives this dialer's datagrams.
+    /// Returns the socket that receives the dialer's datagrams.
     pub(crate) const fn udp(&self, dialer: Dialer) -> &UdpSocket {
         of_family(&self.udp, dialer)
     }
@@ -90,7 +90,7 @@ const fn of_family<T>([v4, v6]: &[T; 2], dialer: Dialer) -> &T {
     }
 }
 
-/// Listeners on the host at the Service's addresses, like those of a node-local DNS cache.
+/// Listeners on the host at the Service's addresses, like a node-local DNS cache's.
 struct NodeLocalCache(TestListeners);
 
 impl NodeLocalCache {
@@ -98,8 +98,8 @@ impl NodeLocalCache {
         TestListeners::at(host, CACHED.ips(), [HTTP, DNS]).map(Self)
     }
 
-    /// Dials the Service from the host and the client pod, over TCP and UDP; expects all connections and
-    /// datagrams to arrive at these listeners.
+    /// Dials the Service from the host and from the client pod, over TCP and UDP. All connections and
+    /// datagrams must arrive at these listeners.
     fn expect_all_traffic(&self, scene: &Scene) -> Result<()> {
         scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
             self.expect_connection(sandbox, dialer)
@@ -109,7 +109,7 @@ impl NodeLocalCache {
         })
     }
 
-    /// Connects to the Service; expects these listeners to accept the connection.
+    /// Connects to the Service; these listeners must accept the connection.
     fn expect_connection(&self, sandbox: &Sandbox, dialer: Dialer) -> Result<()> {
         let stream = dialer.connect(sandbox, CACHED, HTTP)?;
         ensure_eq(
@@ -123,7 +123,7 @@ impl NodeLocalCache {
         ensure_eq("client", from.ip(), own.ip().to_canonical())
     }
 
-    /// Sends a datagram to the Service; expects it to arrive at these listeners, and their reply to reach the
+    /// Sends a datagram to the Service. It must arrive at these listeners, and their reply must reach the
     /// client.
     fn expect_datagram(&self, sandbox: &Sandbox, dialer: Dialer) -> Result<()> {
         let socket = dialer.udp_socket(sandbox)?;
@@ -172,8 +172,8 @@ fn a_listener_from_before_the_start_is_left_alone_from_the_first_write() -> Resu
     let logs = scene.node.logs();
     ensure!(!logs.contains("local listener gone"), "{logs}");
 
-    // Once the address is removed from the interface, the Service leads to its backends again, even though
-    // the listeners remain.
+    // Once the addresses are removed from the interface, the Service leads to its backends again, even though
+    // the sockets are still listening.
     CACHED.delete_from(scene.node.host(), "lo")?;
     until_listener(&scene, false)?;
     expect_backend(&scene)

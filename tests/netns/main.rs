@@ -1,5 +1,5 @@
-//! Tests of the kernel programs with real sockets, and of the daemon's life cycle. They require root, a
-//! cgroup v2 hierarchy and a kernel with BPF.
+//! Tests the kernel programs with real sockets, and the daemon's life cycle. The tests need root, a cgroup v2
+//! hierarchy and a kernel with BPF.
 
 #![cfg(test)]
 

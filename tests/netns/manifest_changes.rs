@@ -1,4 +1,4 @@
-//! Manifest changes while the daemon runs, and the daemon's HTTP endpoints.
+//! Tests manifest changes while the daemon is running, and the daemon's HTTP endpoints.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Returns the source problems that the daemon's status lists.
+/// Returns the problems with the manifests that the daemon's status lists.
 fn problems(node: &Node) -> Vec<String> {
     let status = node.status().unwrap_or_default();
     let problems = status["source"]["problems"].as_array().cloned();
@@ -28,7 +28,7 @@ fn problems(node: &Node) -> Vec<String> {
     problems.unwrap_or_default().into_iter().map(text).collect()
 }
 
-/// Connects with every TCP dialer; returns the name of the server, which must be the same for all of them.
+/// Connects with every TCP dialer. The same server must answer all connections; its name is returned.
 fn dial_all(node: &Node, vip: Vip) -> Result<String> {
     let client = node.pod("client")?;
     let name = Dialer::V4.dial(&client, vip, HTTP)?;
@@ -51,7 +51,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
         .service("other")
         .backends(scene.all_addresses())
         .to_string();
-    // The Service now has an invalid port, and its file contains a second Service.
+    // The Service's first port is now invalid, and its file contains a second Service.
     let bad = good.replacen("port: 80,", "port: 80000,", 1);
     ensure!(bad != good);
 
@@ -71,7 +71,7 @@ fn a_bad_document_is_named_while_the_rest_applies_and_the_last_good_version_stay
     ensure_eq("server", dial_all(node, WEB)?, "backend")?;
     ensure!(node.is_ready());
 
-    // A file that can't be parsed is listed as a separate problem, and does not affect Services either.
+    // An unparsable file is listed as a separate problem, and does not affect any Service either.
     node.apply(("broken.yaml", "kind: [Service\n"))?;
     wait::until(CHANGE_TIMEOUT, || {
         problems(node).iter().any(|it| it.contains("broken.yaml"))
@@ -117,10 +117,10 @@ fn a_service_is_created_changed_and_deleted_with_its_manifest() -> Result<()> {
     ensure_eq("server", dial_all(node, WEB)?, "backend")
 }
 
-/// Asserts that kube-proxy's sync metrics exist for both families.
+/// Asserts that kube-proxy's sync metrics exist for both address families.
 fn expect_sync_metrics(metrics: &str) -> Result<()> {
     for family in ["IPv4", "IPv6"] {
-        // Only the test's Service is counted, not the Service with which the daemon probes its data path.
+        // Only the test's Service is counted, not the Service that the daemon uses to probe its data path.
         for (name, most) in [
             ("sync_proxy_rules_duration_seconds_count", u64::MAX),
             ("sync_full_proxy_rules_duration_seconds_count", u64::MAX),
@@ -155,7 +155,7 @@ fn health_and_metrics_are_served_on_their_ports() -> Result<()> {
     ensure_eq("code", code, 200)?;
     ensure_eq("ready", metric(&metrics, "culvert_ready"), Some(1))?;
     let translated = "culvert_reason_total{reason=\"translated\"}";
-    // The connections to the Service, and one made by the daemon's probe.
+    // One connection per dialer, plus the one made by the daemon's probe of its data path.
     let connects = u64::try_from(Dialer::TCP.len())? + 1;
     ensure_eq("translated", metric(&metrics, translated), Some(connects))?;
     expect_sync_metrics(&metrics)?;
@@ -195,7 +195,7 @@ fn a_node_about_to_be_deleted_is_alive_but_not_healthy_for_new_traffic() -> Resu
     node.apply((&*file, &*format!("{text}{taint}")))?;
     until_healthz(503)?;
     ensure_eq("livez", get_from_host("/livez")?.0, 200)?;
-    // Remove the taint first, then delete the Node object.
+    // Remove the taint, then delete the Node object.
     node.apply((&*file, &*text))?;
     until_healthz(200)?;
     node.delete(&file)?;

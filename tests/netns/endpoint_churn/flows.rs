@@ -19,17 +19,17 @@ use tunnel_tests::{
 use super::ECHO;
 use crate::support::{DNS, server};
 
-/// The time that a flow waits between a reply and its next request.
+/// The pause between receiving a reply and sending the next request on the same flow.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The name and the thread of a running flow. The thread returns how many replies the flow received.
+/// The name of a running flow, and its thread, which returns how many replies the flow received.
 type Flow<'scope> = (&'static str, ScopedJoinHandle<'scope, Result<u32>>);
 
 /// The running flows.
 pub(super) struct Flows<'scope>(Vec<Flow<'scope>>);
 
 impl Flows<'_> {
-    /// Waits until every flow has ended; returns each flow's name and how many replies it received.
+    /// Waits until every flow has ended, and returns each flow's name and how many replies it received.
     pub(super) fn finish(self) -> Result<Vec<(&'static str, u32)>> {
         let end = |(name, flow): Flow<'_>| {
             let answers = flow.join().ok().context("a flow panicked")?;
@@ -41,8 +41,9 @@ impl Flows<'_> {
     }
 }
 
-/// Starts a TCP connection to a backend of `web`, which may stop being an endpoint. Also starts a TCP
-/// connection and UDP flows of every kind to the backend of `talk` that always remains an endpoint.
+/// Starts the flows from one client. One TCP connection is to a backend of `web`, which may stop being an
+/// endpoint. Another TCP connection, and UDP flows of every kind, are to the one backend of `talk` that
+/// always remains an endpoint.
 pub(super) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     from: &Sandbox,
@@ -80,7 +81,7 @@ pub(super) fn start<'scope>(
     Ok(Flows(streams.into_iter().chain(sockets).collect()))
 }
 
-/// Creates a UDP socket for sending to this address, and connects it if `is_connected` is true.
+/// Creates a UDP socket for sending to `to`, and connects it if `is_connected` is true.
 fn udp(from: &Sandbox, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> {
     let socket = from.socket(Domain::for_address(to), Type::DGRAM)?;
     socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
@@ -91,7 +92,7 @@ fn udp(from: &Sandbox, to: SocketAddr, is_connected: bool) -> Result<UdpSocket> 
     Ok(socket)
 }
 
-/// Returns the address and, if it is IPv4, also its v4-mapped form.
+/// Returns the address itself and, if it is an IPv4 address, its v4-mapped form.
 fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let mapped = match address {
         IpAddr::V4(address) => Some(address.to_ipv6_mapped().into()),
@@ -100,7 +101,8 @@ fn forms(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     [address].into_iter().chain(mapped)
 }
 
-/// Sends consecutive numbers until `stop` is set, and expects each one back. Returns how many it sent.
+/// Sends consecutive numbers until `stop` is set, and expects each one to be echoed. Returns how many it
+/// sent.
 fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     stream.set_nodelay(true)?;
     let mut number = 0_u32;
@@ -120,8 +122,8 @@ fn stream_bytes(mut stream: TcpStream, stop: &AtomicBool) -> Result<u32> {
     Ok(number)
 }
 
-/// Sends requests until `stop` is set, and expects the same server to answer all of them. Returns how many it
-/// sent.
+/// Sends requests until `stop` is set, and expects the same server to answer all of them. Returns how many
+/// requests it sent.
 fn exchange_datagrams(
     socket: &UdpSocket,
     to: Option<SocketAddr>,

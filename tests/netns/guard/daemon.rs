@@ -1,4 +1,4 @@
-//! The guards and routes that the daemon maintains while uplinks appear, disappear and are renamed.
+//! Tests that the daemon maintains its guards and routes while uplinks appear, disappear and are renamed.
 
 use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
@@ -13,13 +13,13 @@ use tunnel_tests::{
 use super::probe_from_outside;
 use crate::support::{ensure_eq, local_routes, run};
 
-/// The time limit for the daemon to react to a change in the network.
+/// The time limit for the daemon's reaction to a change in the network.
 pub(crate) const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
 
 const TUNNEL: &str =
     "tunnel:\n  steering: {}\n  gateway: {}\n  identity: { files: { ca: a, cert: b, key: c } }\n";
 
-/// Creates a node whose config enables steering and is then modified by `change`, but does not start the
+/// Creates a node whose config enables steering and has been modified by `change`, but does not start the
 /// daemon.
 pub(crate) fn steering_node(change: impl Fn(&str) -> String) -> Result<Node> {
     let node = Node::new()?;
@@ -47,13 +47,13 @@ pub(crate) fn network_status(node: &Node) -> Result<serde_json::Value> {
     Ok(node.status()?["network"].take())
 }
 
-/// Adds a veth pair to the host: one end with this name, and the other end named `other`.
+/// Adds a veth pair to the host; its ends are named `name` and `other`.
 fn add_veth(node: &Node, name: &str) -> Result<()> {
     let command = format!("ip link add {name} type veth peer name other");
     run(node.host(), &command).map(drop)
 }
 
-/// Connects from the host to the edge node's kubelet; returns the kind of error.
+/// Tries to connect from the host to the edge node's kubelet, and returns the kind of error.
 fn dial_edge(node: &Node) -> ErrorKind {
     let connected = node.host().connect((EDGE_V4, 10_250));
     connected.map_or_else(|error| error.kind(), |_| ErrorKind::Other)
@@ -85,7 +85,7 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
     for family in ["-4", "-6"] {
         run(node.host(), &format!("ip {family} route del default"))?;
     }
-    // Once the daemon reports a later change, it has also processed the loss of the routes.
+    // Once the daemon reports a change made later, it has also processed the removal of the routes.
     add_veth(&node, "late")?;
     let has_late =
         || network_status(&node).is_ok_and(|view| view["uplinks"].to_string().contains("late"));
@@ -126,7 +126,7 @@ fn an_unknown_uplink_name_adds_no_route_and_connects_are_refused_at_once() -> Re
         "steering_no_route isn't counted"
     );
 
-    // The guard stays attached to an uplink that is renamed.
+    // The guard stays attached to an uplink that has been renamed.
     node.stop()?;
     configure(&node, |config| config.replace("[nowhere]", "[uplink]"))?;
     node.start()?;

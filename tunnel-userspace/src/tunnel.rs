@@ -1,5 +1,6 @@
-//! The tunnel to edge nodes. The ingress accepts steered connections, and forwards each as an HTTP/2 stream
-//! over the connection that the node's agent opened to the gateway. The agent then connects to the target.
+//! The tunnel to edge nodes. The ingress accepts steered connections, and forwards each one as an HTTP/2
+//! stream over the connection that the node's agent opened to the gateway. The agent then connects to the
+//! target.
 //!
 //! The wire protocol is described in `docs/tunnel-protocol.md`.
 
@@ -50,7 +51,7 @@ pub struct SessionLimits {
     pub max_streams: u32,
     /// The flow-control window of each stream, in bytes. The sender waits while this many bytes are unread.
     pub stream_window_bytes: u32,
-    /// The maximum number of threads for running sessions. No more than one per CPU is started.
+    /// The maximum number of threads that run sessions. At most one thread per CPU is started.
     pub max_threads: usize,
     /// The interval between pings to the peer.
     #[serde(with = "duration")]
@@ -60,7 +61,7 @@ pub struct SessionLimits {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub ping_timeout: Duration,
-    /// The time limit for open streams to finish during a drain.
+    /// The time that open streams are given to finish during a drain.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub drain_timeout: Duration,

@@ -85,7 +85,7 @@ impl Agent {
         let slots = settings.gateways.iter().flat_map(|gateway| {
             (0..settings.connections_per_gateway).map(|connection| (gateway.clone(), connection))
         });
-        // The boot ID reveals reboots of the machine. It is left empty if it can't be read.
+        // The boot ID shows when the node has rebooted. It is left empty if it can't be read.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let shared = AgentContext {
             allow_list: allow,
@@ -179,8 +179,7 @@ impl ConnectionTask {
                     match event {
                         Some(SessionEvent::GatewayDrains) => {
                             info!(gateway = self.gateway, "the gateway drains");
-                            // Without these limits, a faulty gateway that keeps draining would accumulate
-                            // more and more sessions.
+                            // Without these limits, sessions would pile up if a faulty gateway kept draining.
                             reconnect_now =
                                 uptime >= MIN_LIFETIME && sessions.len() < MAX_SESSIONS_PER_SLOT;
                         }

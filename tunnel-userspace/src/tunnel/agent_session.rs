@@ -34,7 +34,7 @@ use crate::{drain, error_chain::chain};
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of allow-list entries to include in the hello.
 const MAX_ALLOW_ENTRIES: usize = 100;
-/// The time limit for a dial to wait its turn while `maxPendingDials` others are in progress.
+/// The longest that a dial may wait its turn while `maxPendingDials` others are in progress.
 const DIAL_QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for sending resets to the peer before the connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_millis(200);
@@ -131,7 +131,7 @@ async fn exchange_hello(
             meter,
         }),
         Err(error) => {
-            // Sends the response that refuses the hello, which is still queued.
+            // The response that refuses the hello is still queued, so it must be sent first.
             connection.graceful_shutdown();
             flush(&mut connection).await;
             Err(chain(&error))
@@ -211,7 +211,7 @@ pub(super) async fn run(
 /// Waits for the hello stream to end, which is how the gateway announces that it is draining.
 async fn hello_ended(hello: &mut Option<RecvStream>) {
     let Some(hello) = hello else { return };
-    // Any data is ignored; a later release may send some.
+    // Any data is ignored, since a later release may send some.
     while let Some(Ok(bytes)) = poll_fn(|cx| hello.poll_data(cx)).await {
         drop(hello.flow_control().release_capacity(bytes.len()));
     }

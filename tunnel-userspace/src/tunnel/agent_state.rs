@@ -18,7 +18,7 @@ use super::{
 pub struct AgentView {
     /// The agent's connections: `connectionsPerGateway` of them to each gateway.
     pub connections: Vec<ConnectionView>,
-    /// The number of times each reason has occurred, by the reason's label.
+    /// The number of times each reason has occurred, keyed by the reason's label.
     pub counts: BTreeMap<String, u64>,
 }
 

@@ -33,7 +33,7 @@ impl RequestedTarget {
         let loopback = match request.headers().get(TARGET_HEADER) {
             None => false,
             Some(value) if value.as_bytes() == LOOPBACK.as_bytes() => true,
-            // A later release may send an unknown value to request that something other than the address be
+            // A later release may send another value to ask for something other than the address to be
             // dialled.
             Some(_) => return Err(Reason::ProtocolError),
         };
@@ -70,7 +70,7 @@ impl AllowList {
     }
 
     /// Returns the address to dial, if the list permits the requested target. `is_own` must return true for
-    /// this machine's addresses.
+    /// this node's addresses.
     pub(super) fn resolve(
         &self,
         requested: &RequestedTarget,
@@ -125,7 +125,7 @@ const fn can_identify_node(address: IpAddr) -> bool {
     !(is_of_a_link || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// Returns true if an interface of this machine currently has the address.
+/// Returns true if one of this node's interfaces currently has the address.
 pub(super) fn is_own_address(address: IpAddr) -> bool {
     let Ok(mut interfaces) = getifaddrs() else {
         return false;

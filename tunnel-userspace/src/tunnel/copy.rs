@@ -63,8 +63,8 @@ pub(super) async fn run(
     let mut to_socket = ToSocket::new(recv, side);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
-    // Socket errors must be noticed even while nothing is read from the socket: when the stream has no
-    // window, or after the peer has closed its direction.
+    // Socket errors must be noticed even while nothing is read from the socket: when the stream has no window
+    // left, or after the peer has closed its direction.
     let failed = socket.ready(Interest::ERROR);
     pin!(failed);
     pin!(stop);

@@ -43,10 +43,10 @@ pub(super) struct AgentHello {
     pub(super) protocol: u32,
     #[serde(default)]
     pub(super) release: String,
-    /// A name for this session.
+    /// The name that the agent chose for this session.
     #[serde(default)]
     pub(super) session: String,
-    /// The boot ID of the agent's machine.
+    /// The boot ID of the agent's node.
     #[serde(default)]
     pub(super) boot: String,
     /// The agent's allow-list. The gateway only displays it; the agent enforces it.

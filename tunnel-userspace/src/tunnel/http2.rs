@@ -22,9 +22,9 @@ const SEND_BUFFER: usize = 256 << 10;
 /// accepted. Beyond this limit, `h2` closes the connection. The limit is high, since the peer is
 /// authenticated and a burst of cancelled requests is not an attack.
 const MAX_RESETS: usize = 16 << 10;
-/// The budget for small unread DATA frames, in bytes. Once it is used up, `h2` closes the connection. A frame
-/// of fewer than 256 bytes takes the difference from the budget until it is read. [`super::copy`] reads
-/// frames immediately, even if its socket is slow.
+/// The budget for small unread DATA frames, in bytes. Once it is used up, `h2` closes the connection. Each
+/// unread frame that is shorter than 256 bytes takes up as many bytes of the budget as it is short of 256.
+/// [`super::copy`] reads frames immediately, even if its socket is slow.
 const SMALL_FRAMES: usize = 64 << 20;
 /// The maximum number of bytes that rustls buffers for sending, which is enough to send a frame in one write.
 const TLS_BUFFER: usize = 256 << 10;

@@ -16,9 +16,9 @@ use nix::sys::socket::{
     sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo},
 };
 
-/// Defined in `include/uapi/linux/in.h`.
+/// The `IP_PKTOPTIONS` socket option (`include/uapi/linux/in.h`).
 const IP_PKTOPTIONS: c_int = 9;
-/// Defined in `include/uapi/linux/in6.h`.
+/// The `IPV6_2292PKTOPTIONS` socket option (`include/uapi/linux/in6.h`).
 const IPV6_2292PKTOPTIONS: c_int = 6;
 /// The size of a `cmsghdr`, in bytes.
 const HEADER: usize = size_of::<libc::cmsghdr>();

@@ -37,7 +37,7 @@ const MAX_FIRST_BYTES: usize = 16 << 10;
 const MAX_CLIENTS: usize = 16 << 10;
 
 /// The reasons for streams that were ended by the client or the target. They are counted, but not recorded as
-/// errors of the node.
+/// the node's last error.
 const NOT_AN_ERROR: [Reason; 3] = [
     Reason::StreamCompleted,
     Reason::ClientReset,
@@ -73,7 +73,7 @@ struct Shared {
 }
 
 impl Ingress {
-    /// Opens the listener, but doesn't accept connections yet. `inside_links` has the indices of the links
+    /// Opens the listener, but doesn't accept connections yet. `inside_links` holds the indices of the links
     /// over which steered connections may arrive. A connection over any other link is reset.
     ///
     /// # Errors

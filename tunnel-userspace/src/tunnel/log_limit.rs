@@ -1,5 +1,5 @@
-//! A rate limit for repeated log messages: one per interval, with the number of repetitions suppressed since
-//! the last.
+//! A rate limit for repeated log messages: one message per interval, which includes how many repetitions have
+//! been suppressed since the previous one.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ struct Logged {
     suppressed: u64,
 }
 
-/// The time of the last log message, by subject and reason.
+/// The time of the last log message for each subject and reason.
 #[derive(Debug, Default)]
 pub(super) struct LogLimit {
     last_logged: Mutex<HashMap<(Arc<str>, Reason), Logged>>,

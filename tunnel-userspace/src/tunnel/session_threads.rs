@@ -11,7 +11,7 @@ use tracing::warn;
 
 /// The threads that run sessions.
 ///
-/// A thread exits once this and all handles to the thread have been dropped.
+/// A thread exits once this value and all handles to the thread have been dropped.
 #[derive(Debug)]
 pub(super) struct SessionThreads {
     handles: Vec<ThreadHandle>,

@@ -1,5 +1,5 @@
-//! The registry of sessions by node. The gateway adds sessions, the ingress opens streams on them, and both
-//! record errors.
+//! The registry of sessions, grouped by node. The gateway adds sessions, the ingress opens streams on them,
+//! and both record errors.
 
 use std::{
     collections::BTreeMap,
@@ -62,8 +62,8 @@ pub struct SessionView {
     pub traffic: TrafficView,
 }
 
-/// The registry of sessions by node, with reason counters and log rate limits. It also keeps nodes that had a
-/// session earlier, and nodes that a client has failed to connect to.
+/// The registry of sessions, grouped by node, with reason counters and log rate limits. It also keeps nodes
+/// that had a session earlier, and nodes that a client has failed to connect to.
 #[derive(Debug, Default)]
 pub struct Sessions {
     nodes: Mutex<BTreeMap<Arc<str>, Node>>,
@@ -105,7 +105,7 @@ impl Sessions {
         self.nodes_with(&SteeringTargets::new())
     }
 
-    /// Returns the nodes in the registry and those of the steered targets, sorted by name.
+    /// Returns the nodes in the registry and the nodes of all steered targets, sorted by name.
     #[must_use]
     pub fn nodes_with(&self, steered: &SteeringTargets) -> Vec<NodeView> {
         let unseen = |target: &SteeringTarget| NodeView {
@@ -148,7 +148,7 @@ impl Sessions {
     }
 
     /// Adds a session, on which streams can then be opened. Returns false if there are already `max`
-    /// sessions, or [`MAX_PER_NODE`] for its node.
+    /// sessions, or if the session's node already has [`MAX_PER_NODE`].
     pub(super) fn insert(&self, session: Session, max: usize) -> bool {
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&session.node)).or_default();

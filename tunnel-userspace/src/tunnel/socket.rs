@@ -44,11 +44,11 @@ pub(super) fn set_session_options(tcp: &TcpStream) -> io::Result<()> {
 
 /// The size of the kernel's send and receive buffers for the sockets of clients and targets, in bytes. By
 /// default, the kernel buffers many times as much for a slow reader. A few hundred slow readers would then
-/// use up the kernel's TCP memory, and every connection on the machine would stall on retransmissions.
+/// use up the kernel's TCP memory, and every connection on the node would stall on retransmissions.
 const BUFFER_SIZE: usize = 256 * 1024;
 
 /// The congestion control algorithm for the sockets of clients and targets. Their peers are nearby, usually
-/// on this machine, where `bbr`, the default on some systems, costs a timer per write and gains nothing.
+/// on the same node, where `bbr`, the default on some systems, costs a timer per write and gains nothing.
 /// Every kernel has `reno`.
 const CONGESTION_CONTROL: &[u8] = b"reno";
 
@@ -69,8 +69,8 @@ pub(super) fn set_stream_options(tcp: &TcpStream) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Makes closing the connection orderly again, once both directions have ended. The kernel then still sends
-/// any unsent bytes.
+/// Makes closing the connection orderly again, now that both directions have ended. The kernel then still
+/// sends any unsent bytes after the close.
 pub(super) fn disable_reset_on_close(tcp: &TcpStream) -> io::Result<()> {
     SockRef::from(tcp).set_linger(None)
 }
@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a session's connection and the other end of it, both with small kernel buffers.
+    /// Returns a session's connection and its other end, both with small kernel buffers.
     async fn pair() -> (SessionSocket, TcpStream) {
         let [listener, dialler] = [(); 2].map(|()| {
             let socket = TcpSocket::new_v4().expect("a socket");

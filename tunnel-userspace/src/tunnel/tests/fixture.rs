@@ -316,8 +316,8 @@ impl TunnelFixture {
         }
     }
 
-    /// Connects a client to the target, and returns both ends. One byte has already been sent to the target
-    /// and read.
+    /// Connects a client to the target, and returns both ends. One byte has already been sent through the
+    /// tunnel and read by the target.
     pub(super) async fn connect(&self) -> (TcpStream, TcpStream) {
         let mut client = TcpStream::connect(self.steered).await.expect("connected");
         client.write_all(b"!").await.expect("written");
@@ -366,7 +366,7 @@ pub(super) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Returns pseudo-random bytes, among which a lost or misplaced byte is noticed.
+/// Returns pseudo-random bytes, so that a lost or misplaced byte is noticed.
 pub(super) fn pattern(length: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(7);
     std::iter::repeat_with(|| random.u8(..))

@@ -1,6 +1,6 @@
-//! Maps with another layout version: maps with an older layout are replaced without affecting flows, and maps
-//! with a newer layout are left alone. No older release is run: its maps are imitated with the current ones
-//! (`migration::imitate_older_layout`).
+//! Tests maps with another layout version. Maps with an older layout are replaced without affecting flows;
+//! maps with a newer layout are left alone. No older release is run: its maps are imitated with the current
+//! ones (`migration::imitate_older_layout`).
 
 use std::fs;
 
@@ -24,14 +24,14 @@ use crate::{
 };
 
 impl Scene {
-    /// Renames a file or directory below the pin directory.
+    /// Renames a file or directory in the pin directory.
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let pins = self.node.bpffs();
         fs::rename(pins.join(from), pins.join(to)).with_context(|| format!("{from} to {to}"))
     }
 }
 
-/// Asserts that connected flows keep their backends, and that unconnected sockets get replies.
+/// Asserts that connected sockets keep their backends, and that unconnected sockets get replies.
 fn expect_working(flows: &[Flows]) -> Result<()> {
     for flow in flows {
         flow.expect_connected_kept()?;
@@ -100,7 +100,7 @@ fn a_new_layout_keeps_the_maps_of_sockets_and_restarts_the_counters() -> Result<
     }
     let counters = info(&maps_directory(""), &REASON_COUNTS)?.max_entries();
     ensure_eq("counters", counters, Reason::CAPACITY)?;
-    // Each counter in the imitated older layout was set to 1000 on every CPU.
+    // In the imitated older layout, each counter is 1000 on every CPU.
     ensure!(node.reason_count("translated")? < 1000);
     ensure_eq("open", open()?, opened?)?;
     flows.into_iter().try_for_each(Flows::finish)
@@ -160,8 +160,8 @@ fn the_next_daemon_continues_after_a_kill_during_the_replacement_of_a_layout() -
     let check = || {
         expect_working(&flows)?;
         if scene.has_pin(&maps_directory("")) {
-            // The older layout has already been replaced, so complete the start and imitate an older layout
-            // again.
+            // The older layout has already been replaced, so let the daemon start completely, then imitate an
+            // older layout again.
             node.start()?;
             scene.expect_tidy()?;
             expect_working(&flows)?;

@@ -1,4 +1,4 @@
-//! Changes to map sizes: the daemon migrates to new maps without affecting flows.
+//! Tests changes to map sizes: the daemon migrates to new maps without affecting flows.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// The sizes for frontends, slots and backends: the initial ones; all larger; all smaller; frontends and
-/// backends larger, slots smaller.
+/// The sizes for frontends, slots and backends. After the initial ones, all are larger, then all are smaller;
+/// in the last row, frontends and backends are larger but slots are smaller.
 const SIZES: [[u32; 3]; 4] = [
     [64, 64, 64],
     [4096, 8192, 4096],
@@ -42,7 +42,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_keeps_its_backend() -> Result<
     let scene = migration::start()?;
     let node = &scene.node;
     let flows = Flows::open(&scene.client)?;
-    // The deleted Service leaves a gap, so reassigning the indices from the start would change them.
+    // The deleted Service leaves a gap, so the indices would change if they were reassigned from the start.
     node.delete("first.yaml")?;
     until_gone(node, "first")?;
 
@@ -61,7 +61,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_keeps_its_backend() -> Result<
         expect_all_kept(&flows)
     })?;
 
-    // A later change takes effect, so the programs read the new maps.
+    // The programs read the new maps, since this later change takes effect.
     scene.apply_service(OTHER, "other", &["two"])?;
     wait::until(CHANGE_TIMEOUT, || {
         let moved = |flow: &Flows| flow.query(OTHER).is_ok_and(|server| server == "two");
@@ -80,7 +80,7 @@ fn a_datagram_after_a_change_of_sizes_goes_to_the_stored_backend_of_its_socket()
     ensure_eq("counted", count_choices(&scene, &flows)?, vec![0, 3])
 }
 
-/// Builds a Service with this many backends, at addresses that belong to no host.
+/// Builds a Service with `count` backends, at addresses that belong to no host.
 fn crowd(vip: Vip, count: u8) -> Service {
     let backends = (0..count).map(|last| IpAddr::V4(Ipv4Addr::new(10, 244, 77, last)));
     Service::new("crowd", [vip.v4.into()])
@@ -88,8 +88,8 @@ fn crowd(vip: Vip, count: u8) -> Service {
         .backends(backends)
 }
 
-/// Restarts the daemon with sizes that are too small; expects it to keep the current ones and to log a line
-/// that contains these words.
+/// Restarts the daemon with sizes that are too small. It must keep the current ones and log a line that
+/// contains all of the given words.
 fn expect_sizes_refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Result<()> {
     let node = &scene.node;
     let before = sizes(node)?;
@@ -114,7 +114,7 @@ fn expect_sizes_refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Resu
 fn sizes_that_are_too_small_for_the_entries_are_refused_and_logged() -> Result<()> {
     let scene = migration::start()?;
     let node = &scene.node;
-    // The Service `crowd` is programmed before `last`, which stays, so `last` has high indices.
+    // The Service `last` gets high indices, because `crowd` is programmed before it. Only `last` remains.
     scene.resize([64, 256, 256])?;
     node.restart()?;
     node.apply(crowd(Vip::of(20), 150))?;
@@ -132,7 +132,7 @@ fn sizes_that_are_too_small_for_the_entries_are_refused_and_logged() -> Result<(
         let words = format!("bpf.maps.{size} is too small");
         expect_sizes_refused(&scene, wanted, &[&words])?;
     }
-    // Few entries are left, but their indices are still high.
+    // Only a few entries are left, but they have high indices.
     node.delete("crowd.yaml")?;
     until_gone(node, "crowd")?;
     expect_sizes_refused(
@@ -171,7 +171,7 @@ fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes() -> Result<(
     ];
 
     let resize = |number: usize| {
-        // Alternate between smaller and larger, so that the new size never equals the current one.
+        // Alternate between small and large sizes, so that the new size never equals the current one.
         let size = u32::try_from(number)? + [65, 4096][number % 2];
         scene.resize([size, size, size])
     };
@@ -183,7 +183,7 @@ fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes() -> Result<(
     flows.into_iter().try_for_each(Flows::finish)
 }
 
-/// Returns the maximum number of entries in each of the two steering maps.
+/// Returns how many entries each of the two steering maps can hold.
 fn steering_entries(node: &Node) -> Result<[u32; 2]> {
     let pins = node.bpffs().join(maps_directory(""));
     let entries = |map: Map| MapInfo::from_pin(pins.join(map.name)).map(|info| info.max_entries());

@@ -18,7 +18,7 @@ use crate::{
     support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, addresses, ensure_eq},
 };
 
-/// The Service's addresses, each with its HTTP and DNS ports.
+/// The kinds of address that the Service has, each with its IPs and its HTTP and DNS ports.
 const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
     ("the cluster IP", WEB, [HTTP, DNS]),
     ("the node port", HOST, [NODE_HTTP, NODE_DNS]),
@@ -28,7 +28,7 @@ const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
 
 static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&[]));
 
-/// Programs a Service with one backend and this `externalTrafficPolicy`; returns the backend.
+/// Programs a Service with one backend and the given `externalTrafficPolicy`, and returns the backend.
 fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     let backend = scene.node.pod("backend")?;
     let web = service_addresses::service_at_all_addresses()
@@ -39,8 +39,8 @@ fn program(scene: &Scene, policy: &str) -> Result<Arc<Pod>> {
     Ok(backend)
 }
 
-/// Asserts that the backend sees these client addresses when the sandbox dials each of the Service's
-/// addresses over each protocol and family.
+/// Asserts that the backend sees the given client addresses when the sandbox dials each of the Service's
+/// addresses over TCP and UDP, in both address families.
 fn expect_client_address(backend: &Pod, sandbox: &Sandbox, client: [IpAddr; 2]) -> Result<()> {
     let ips = [backend.v4(), backend.v6()];
     let listening = TestListeners::at(backend, ips, [HTTP_TARGET, DNS_TARGET])?;

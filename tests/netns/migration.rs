@@ -1,5 +1,5 @@
-//! Helpers for tests that replace maps: open flows that must keep their backends, and the directories that
-//! contain the pins.
+//! Helpers for tests in which maps are replaced: open flows that must keep their backends, and the
+//! directories that contain the pins.
 
 use std::{
     cell::RefCell,
@@ -24,14 +24,15 @@ use crate::{
     },
 };
 
-/// The Services on the node that [`start`] creates, with their backends.
+/// The VIPs of the Services on the node that [`start`] creates, and the names of their backends.
 pub(crate) const SERVICES: [(Vip, &[&str]); 2] = [(WEB, &["one", "two"]), (OTHER, &["other"])];
 
-/// Starts a node with two Services: one with two backends and one with a single backend.
+/// Starts a node with the two Services in [`SERVICES`], and a third one named `first`.
 pub(crate) fn start() -> Result<Scene> {
     let scene = Scene::new(&["one", "two", "other"])?;
     scene.resize([64, 64, 64])?;
-    // This Service gets the first entries in the maps; tests delete it before the maps are replaced.
+    // This Service gets the first entries in the maps. Tests may delete it to leave a gap before the maps are
+    // replaced.
     scene.apply_service(Vip::of(9), "first", &["other"])?;
     scene.apply_web(&["one", "two"])?;
     scene.apply_service(OTHER, "other", &["other"])?;
@@ -40,7 +41,7 @@ pub(crate) fn start() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Sets the map sizes for frontends, slots and backends, which apply from the next start on.
+    /// Sets the map sizes for frontends, slots and backends, which take effect when the daemon next starts.
     pub(crate) fn resize(&self, [frontends, slots, backends]: [u32; 3]) -> Result<()> {
         self.node.resize(|settings| {
             settings.maps.frontends = frontends;
@@ -49,12 +50,12 @@ impl Scene {
         })
     }
 
-    /// Returns true if a pin or directory with that name exists.
+    /// Returns true if the pin directory contains a pin or directory with the given name.
     pub(crate) fn has_pin(&self, pin: &str) -> bool {
         self.node.bpffs().join(pin).exists()
     }
 
-    /// Asserts that the pin directory contains nothing but the links and the maps of the current layout.
+    /// Asserts that the pin directory contains only the links and the maps with the current layout.
     pub(crate) fn expect_tidy(&self) -> Result<()> {
         ensure_eq(
             "directories",
@@ -63,8 +64,8 @@ impl Scene {
         )
     }
 
-    /// Starts the daemon and kills it as soon as a condition holds, or else once it is live. Returns true if
-    /// the condition held.
+    /// Starts the daemon, and kills it as soon as `is_so` returns true or the daemon is live. Returns true if
+    /// `is_so` returned true first.
     pub(crate) fn kill_when(&self, is_so: impl Fn(&Self) -> bool) -> Result<bool> {
         self.node.launch()?;
         let mut seen = false;
@@ -76,8 +77,8 @@ impl Scene {
         Ok(seen)
     }
 
-    /// Starts the daemon repeatedly under load, kills it at each of these moments in turn, and runs `check`
-    /// after each kill. Each of the first three moments must be seen at least once.
+    /// Starts the daemon repeatedly under load, kills it at each of the given moments in turn, and runs
+    /// `check` after each kill. Each of the first three moments must be reached at least once.
     pub(crate) fn kill_at_each(
         &self,
         moments: &[fn(&Self) -> bool],
@@ -99,7 +100,7 @@ impl Scene {
     }
 }
 
-/// Returns the name of the previous layout's directory, followed by `rest`.
+/// Returns the name of the directory for the previous layout's maps, followed by `rest`.
 pub(crate) fn older_directory(rest: &str) -> String {
     format!("v{}{rest}", LAYOUT_VERSION - 1)
 }
@@ -107,8 +108,8 @@ pub(crate) fn older_directory(rest: &str) -> String {
 /// The number of entries in the previous layout's counter map.
 const OLDER_COUNTERS: u32 = 64;
 
-/// Makes a node's maps look like those of a daemon with the previous layout: they are in that layout's
-/// directory, and have counters for fewer reasons.
+/// Makes a node's maps look like those with the previous layout: they are in that layout's directory, and the
+/// counter map has fewer entries.
 pub(crate) fn imitate_older_layout(node: &Node) -> Result<()> {
     let (own, older) = (maps_directory(""), older_directory(""));
     fs::rename(node.bpffs().join(&own), node.bpffs().join(&older))
@@ -124,7 +125,7 @@ pub(crate) fn imitate_older_layout(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Returns the sorted names of the files in a directory.
+/// Returns the names of the files in a directory, sorted.
 pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -134,13 +135,13 @@ pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The flows that one dialer keeps open.
+/// The flows that one dialer has opened.
 pub(crate) struct Flows {
     dialer: Dialer,
     stream: TcpStream,
     connected: UdpSocket,
     connected_to: String,
-    /// A socket that sends to both Services in turn.
+    /// A socket that sends to each of the two Services in turn.
     unconnected: UdpSocket,
     sent_to: String,
 }
@@ -170,7 +171,7 @@ impl Flows {
         Ok(flows)
     }
 
-    /// Asserts that every flow of this dialer keeps its backend.
+    /// Asserts that all flows of this dialer keep their backends.
     pub(crate) fn expect_kept(&self) -> Result<()> {
         self.expect_connected_kept()?;
         for _ in 0..2 {
@@ -180,7 +181,8 @@ impl Flows {
         Ok(())
     }
 
-    /// Asserts that the connected sockets keep their backends, and keep the dialled address as their peer.
+    /// Asserts that the connected sockets keep their backends and still report the dialled address as their
+    /// peer.
     pub(crate) fn expect_connected_kept(&self) -> Result<()> {
         let dialer = self.dialer;
         ensure_eq(
@@ -196,15 +198,15 @@ impl Flows {
         ensure_eq("server", query(&self.connected)?, self.connected_to.clone())
     }
 
-    /// Sends a datagram on the unconnected socket; returns the name of the server. Its reply must come from
-    /// the dialled address.
+    /// Sends a datagram on the unconnected socket, and returns the name of the server that replies. The reply
+    /// must come from the dialled address.
     pub(crate) fn query(&self, vip: Vip) -> Result<String> {
         let (server, sender) = query_to(&self.unconnected, self.dialer.address(vip, DNS))?;
         ensure_eq("sender", sender, self.dialer.reported_address(vip, DNS))?;
         Ok(server)
     }
 
-    /// Makes an HTTP request on the TCP connection, and closes it.
+    /// Makes an HTTP request over the TCP connection, then closes the connection.
     pub(crate) fn finish(self) -> Result<()> {
         let server = http_server_name(self.stream)?;
         ensure!(["one", "two"].contains(&&*server), "{server}");
@@ -212,15 +214,15 @@ impl Flows {
     }
 }
 
-/// Sends a datagram on each unconnected socket; returns how many datagrams went to a newly chosen backend,
-/// and how many to the backend that is stored with the socket.
+/// Sends a datagram on each unconnected socket. Returns how many datagrams went to a newly chosen backend,
+/// and how many to the backend stored with the socket.
 pub(crate) fn count_choices(scene: &Scene, flows: &[Flows]) -> Result<Vec<u64>> {
     let send_all = || flows.iter().try_for_each(|flow| flow.query(WEB).map(drop));
     let reasons = ["translated", "translated_sticky"];
     count_during(&scene.node, &reasons, send_all).map(|((), increases)| increases)
 }
 
-/// Asserts that every flow keeps its backend.
+/// Asserts that all flows keep their backends.
 pub(crate) fn expect_all_kept(flows: &[Flows]) -> Result<()> {
     let check = |flow: &Flows| {
         flow.expect_kept()

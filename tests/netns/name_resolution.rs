@@ -1,8 +1,9 @@
-//! An agent resolves gateway names in an image that contains only the program. The resolver is part of the
-//! statically linked C library, and reads the two files that a container runtime adds.
+//! Tests that an agent resolves gateway names in an image that contains only the program. The resolver is
+//! part of the statically linked C library, and reads the two files that a container runtime adds to the
+//! image.
 //!
-//! CI runs the image's static program. If the program is dynamically linked, the test copies its libraries,
-//! too.
+//! CI tests the image's static program. If the program is dynamically linked instead, the test also copies
+//! its libraries.
 
 use std::{
     fs,
@@ -24,7 +25,7 @@ use tunnel_tests::{
 
 use crate::support::{CHANGE_TIMEOUT, run};
 
-/// The time after which the name server closes a connection on which no request arrives.
+/// The time for which the name server waits for a request before it closes a connection.
 const IDLE: Duration = Duration::from_millis(200);
 
 /// A name server that knows two names, one of which it resolves only over TCP.
@@ -41,8 +42,8 @@ fn labels(name: &str) -> Vec<u8> {
     labels
 }
 
-/// Builds the response to a query (RFC 1035 section 4): 127.0.0.1 for the known names, NXDOMAIN for all
-/// others.
+/// Builds the response to a query (RFC 1035 section 4): 127.0.0.1 for the known names, NXDOMAIN for any
+/// other.
 fn answer(question: &[u8], is_tcp: bool) -> Option<Vec<u8>> {
     let (header, asked) = question.split_at_checked(12)?;
     let end = asked.iter().position(|byte| *byte == 0)? + 1;
@@ -78,7 +79,7 @@ impl NameServer {
         Ok(Self { udp, tcp })
     }
 
-    /// Answers all pending queries.
+    /// Answers all queries that have arrived.
     fn serve(&self) -> Result<()> {
         let mut buffer = [0; 512];
         while let Ok((length, from)) = self.udp.recv_from(&mut buffer) {
@@ -94,7 +95,7 @@ impl NameServer {
     }
 }
 
-/// Answers one query over TCP; returns false if none arrives.
+/// Answers one query over TCP. Returns false if no query arrives.
 fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     let mut length = [0; 2];
     match stream.read_exact(&mut length).map_err(|it| it.kind()) {
@@ -110,11 +111,11 @@ fn serve_one(mut stream: &TcpStream) -> Result<bool> {
     Ok(true)
 }
 
-/// Copies the program and its libraries into a root directory.
+/// Copies the program and any libraries it needs into a root directory.
 fn copy_program(root: &Path) -> Result<()> {
     let program = environment::culvert()?;
     fs::copy(&program, root.join("culvert"))?;
-    // `ldd` fails for a static program. Virtual machines have no `ldd`, but they run only static programs.
+    // `ldd` fails for a static program. Virtual machines lack `ldd`, but they run only static programs.
     let Ok(listing) = Command::new("ldd").arg(&program).output() else {
         return Ok(());
     };
@@ -128,7 +129,7 @@ fn copy_program(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Issues a certificate for an agent, and writes the agent's config.
+/// Creates a CA, issues an agent's certificate, and writes the agent's config.
 fn write_agent_config(node: &Node, root: &Path) -> Result<()> {
     let program = environment::culvert()?.display().to_string();
     let path = root.display();

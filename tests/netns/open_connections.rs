@@ -1,5 +1,5 @@
-//! The kernel programs count the open connections at each backend exactly, for every kind of socket and even
-//! if the process that owns a socket is killed.
+//! Tests that the kernel programs count the open connections to each backend exactly, for every kind of
+//! socket, and even if the process that owns a socket is killed.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// A port of the Service `other` on whose target port nothing listens.
+/// A port of the Service `other` whose target port has no listener.
 const CLOSED: u16 = 81;
 
 static SCENE: SharedFixture<Scene> = SharedFixture::new(|| set_up()?.record_manifests());
@@ -45,8 +45,8 @@ pub(crate) fn set_up() -> Result<Scene> {
     Ok(scene)
 }
 
-/// Waits until exactly this many connections are counted at `web` and at `other`, and none at any other
-/// backend.
+/// Waits until exactly `web` and `other` connections are counted for these two Services, and none for any
+/// other.
 fn until_counts(scene: &Scene, web: u64, other: u64) -> Result<()> {
     let sum = |name| -> Result<u64> { Ok(open_connections(&scene.node, name)?.values().sum()) };
     until_eq("at web, other, and all", (web, other, web + other), || {
@@ -54,7 +54,7 @@ fn until_counts(scene: &Scene, web: u64, other: u64) -> Result<()> {
     })
 }
 
-/// Returns how many connections are open, at all backends together.
+/// Returns how many connections are open to all backends together.
 pub(crate) fn total_connections(node: &Node) -> Result<u64> {
     let status = node.status()?;
     status["openConnections"]
@@ -62,7 +62,7 @@ pub(crate) fn total_connections(node: &Node) -> Result<u64> {
         .context("the status has no field openConnections")
 }
 
-/// Returns how many connections are open at each of a Service's endpoints.
+/// Returns how many connections are open to each of a Service's endpoints.
 pub(crate) fn open_connections(node: &Node, name: &str) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut open = BTreeMap::new();
     for port in ports(&node.services()?, name) {
@@ -79,8 +79,8 @@ pub(crate) fn open_connections(node: &Node, name: &str) -> Result<BTreeMap<Socke
     Ok(open)
 }
 
-/// Creates a UDP socket and sends a query to `web` on it; returns the socket and the name of the server that
-/// replied.
+/// Creates a UDP socket and sends a query to `web` on it. Returns the socket and the name of the server that
+/// replies.
 fn query_web(sandbox: &Sandbox, dialer: Dialer, is_connected: bool) -> Result<(UdpSocket, String)> {
     let socket = dialer.udp_socket(sandbox)?;
     let name = if is_connected {
@@ -140,11 +140,11 @@ fn a_second_connect_moves_the_count() -> Result<()> {
             until_counts(&scene, 1, 0)?;
             socket.connect(dialer.address(OTHER, DNS))?;
             until_counts(&scene, 0, 1)?;
-            // Connecting to the same VIP again does not count twice.
+            // A repeated connect() to the same VIP is not counted again.
             socket.connect(dialer.address(OTHER, DNS))?;
             until_counts(&scene, 0, 1)?;
         }
-        // A direct connection to the pod belongs to no Service.
+        // A connection made directly to the pod is not counted for any Service.
         socket.connect(dialer.address(Vip::of_pod(&other), DNS_TARGET))?;
         until_counts(&scene, 0, 0)?;
         drop(socket);
@@ -191,7 +191,8 @@ fn threads_that_send_on_one_socket_at_once_count_it_once() -> Result<()> {
 
     for dialer in Dialer::UDP {
         let socket = dialer.udp_socket(&scene.client)?;
-        // Two threads each send to both Services on one socket, while a third thread connects it.
+        // Two threads each send to both Services on the same socket, while this thread connects it to them in
+        // turn.
         let [web, other] = [WEB, OTHER].map(|vip| dialer.address(vip, DNS));
         thread::scope(|scope| {
             let send = |order: [SocketAddr; 2]| {
@@ -232,7 +233,7 @@ fn a_socket_without_memory_for_its_storage_is_not_counted() -> Result<()> {
         let socket = dialer.connect_udp(&scene.client, WEB, DNS)?;
         until_counts(&scene, 1, 0)?;
         scene.client.sysctl(room, "1")?;
-        // The old socket storage is deleted, and no new storage can be allocated.
+        // The old socket storage is deleted, but no new storage can be allocated.
         let moved = socket.connect(dialer.address(OTHER, DNS));
         ensure!(moved.is_err(), "the kernel had memory for socket storage");
         until_counts(&scene, 0, 0)?;
@@ -248,8 +249,8 @@ fn a_socket_without_memory_for_its_storage_is_not_counted() -> Result<()> {
     scene.give_back()
 }
 
-/// Starts a process that opens and closes `before` sockets, then opens `each` sockets of every kind to
-/// `web` and keeps them open.
+/// Starts a process that opens and closes `before` sockets, then opens `each` sockets of every kind to `web`
+/// and keeps these open.
 fn hold_open(sandbox: &Sandbox, each: u32, before: u32, log: Option<File>) -> Result<Process> {
     let mut command = sandbox.lab_command(&["load", "hold"])?;
     command = command.option("--each", each).option("--before", before);
@@ -263,8 +264,8 @@ fn hold_open(sandbox: &Sandbox, each: u32, before: u32, log: Option<File>) -> Re
     command.start()
 }
 
-/// The number of kinds of sockets that [`hold_open`] opens: for each of the three dialers, one TCP socket and
-/// two UDP sockets (connected and unconnected).
+/// The number of different sockets in [`hold_open`]: for each of three dialers, a TCP socket, a connected UDP
+/// socket and an unconnected UDP socket.
 const KINDS: u32 = 9;
 
 #[test]
@@ -293,13 +294,14 @@ fn sockets_of_killed_processes_are_no_longer_counted_even_without_a_daemon() -> 
     drop((third, fourth));
     node.start()?;
     until_counts(&scene, 0, 0)?;
-    // Each of these sockets was released exactly once, as was the probe socket from each of the two starts.
+    // Each of these sockets was released exactly once, and so was the probe socket that the daemon opened at
+    // each of its two starts.
     ensure_eq("tracked", until_released(node)?, before + 4 * held + 2)?;
     scene.give_back()
 }
 
-/// Counts the sockets in a sandbox's `/proc/net` tables by peer. An unconnected socket's peer is the
-/// unspecified address with port 0.
+/// Returns how many sockets in a sandbox's `/proc/net` tables have each peer. The peer of an unconnected
+/// socket is the unspecified address with port 0.
 fn sockets_by_peer(sandbox: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
     let mut listed = BTreeMap::new();
     for table in ["tcp", "tcp6", "udp", "udp6"] {
@@ -311,7 +313,7 @@ fn sockets_by_peer(sandbox: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
                 .zip(words.next())
                 .with_context(|| format!("no peer and state in {line:?}"))?;
             let peer = peer_of(peer).with_context(|| format!("no address in {line}"))?;
-            // Skip the states LISTEN and TIME_WAIT.
+            // Skip sockets in the states LISTEN and TIME_WAIT.
             if !["0A", "06"].contains(&state) {
                 *listed.entry(peer).or_default() += 1;
             }
@@ -320,7 +322,7 @@ fn sockets_by_peer(sandbox: &Sandbox) -> Result<BTreeMap<SocketAddr, u64>> {
     Ok(listed)
 }
 
-/// Parses an address in the format of `/proc/net`: 32-bit words in memory order, as hexadecimal digits.
+/// Parses an address in the format of `/proc/net`: 32-bit words in memory order, written in hexadecimal.
 fn peer_of(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
@@ -349,7 +351,7 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
     for (sandbox, log) in sandboxes.into_iter().zip(&logs) {
         holders.push(hold_open(sandbox, 20, before, Some(File::create(log)?))?);
     }
-    // The process logs a line once it has opened all the sockets that it keeps open.
+    // Each process logs a line once it has opened all the sockets that it keeps open.
     let is_done = |log| fs::read_to_string(log).is_ok_and(|text| text.contains("sockets"));
     wait::until(6 * CHANGE_TIMEOUT, || logs.iter().all(is_done))
         .context("the processes are still opening sockets")?;
@@ -364,7 +366,7 @@ fn after_a_hundred_thousand_sockets_the_counts_equal_those_of_the_sockets_that_t
     let mut unconnected = 0;
     for (at, count) in &counts {
         let connected = all.get(at).copied().unwrap_or(0);
-        // The kernel lists unconnected sockets without a peer.
+        // In the kernel's tables, unconnected sockets have no peer.
         let rest = count.checked_sub(connected);
         unconnected += rest.with_context(|| format!("{at}: {count} of {connected}"))?;
         ensure!(

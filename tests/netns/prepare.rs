@@ -1,4 +1,4 @@
-//! `culvert prepare`, the command that a node's init container runs.
+//! Tests `culvert prepare`, the command that a node's init container runs.
 
 use std::{
     fs,
@@ -44,7 +44,7 @@ fn a_file_system_for_pins_is_mounted_once_and_a_daemon_starts_on_it() -> Result<
     node.start()
 }
 
-/// Runs `body` in a private mount namespace in which no cgroup v2 hierarchy is mounted.
+/// Runs `body` in a private mount namespace without a mounted cgroup v2 hierarchy.
 fn without_cgroups<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let alone = || {
         unshare(CloneFlags::CLONE_NEWNS)?;
@@ -59,7 +59,7 @@ fn without_cgroups<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T
         .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
 }
 
-/// Returns the mount point of the cgroup v2 hierarchy in the calling thread's namespace.
+/// Returns the mount point of the cgroup v2 hierarchy in the calling thread's mount namespace.
 fn cgroups() -> Result<Option<PathBuf>> {
     let mounts = fs::read_to_string("/proc/thread-self/mounts")?;
     let found = mounts.lines().find(|line| line.contains(" cgroup2 "));

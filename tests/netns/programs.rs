@@ -1,4 +1,4 @@
-//! The kernel programs on a node, loaded by the test itself rather than by a daemon.
+//! The kernel programs on a node, as loaded by the test itself instead of a daemon.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs for these kernel features, with room for this many frontends in the maps, but does
-    /// not attach them.
+    /// Loads the programs for the given kernel features, but does not attach them. The frontend maps have
+    /// room for `frontends` entries.
     pub(crate) fn load(
         node: &Node,
         features: Features,
@@ -52,7 +52,7 @@ impl Programs {
             .pin()?)
     }
 
-    /// Creates a reconciler that owns the maps, like the daemon's.
+    /// Creates a reconciler that owns the maps, as the daemon does.
     pub(crate) fn reconciler(
         &self,
         maps: KernelMaps,
@@ -69,7 +69,7 @@ impl Programs {
         Ok(Reconciler::adopt(maps, sizes, grace, settings)?)
     }
 
-    /// Returns how often the kernel programs have counted the reason with this label.
+    /// Returns how many times the kernel programs have counted the reason whose label is `word`.
     pub(crate) fn reason(&self, word: &str) -> Result<u64> {
         let counts = self.counters.read()?;
         let found = counts.iter().find(|(reason, _)| reason.label() == word);

@@ -1,5 +1,5 @@
-//! The race between connections, which read the service maps on one CPU, and a writer that changes the maps
-//! on the other: no connection may reach another Service's backend.
+//! Races connections, which read the service maps on one CPU, against a writer that changes the maps on
+//! another: no connection may reach another Service's backend.
 
 pub(crate) mod fixture;
 mod interrupts;
@@ -27,38 +27,38 @@ use self::{
 };
 use crate::{background_load::expect_all_answered, programs::Programs, support::each_family};
 
-/// The duration of the race with the daemon's writer: twenty times as long as the writer without a grace
-/// period takes to misroute connections.
+/// The duration of the race against the daemon's writer: twenty times as long as it takes a writer without a
+/// grace period to misroute connections.
 const RACE_TIME: Duration = Duration::from_secs(10);
 
-/// The time limit for the writer without a grace period to misroute connections.
+/// The time limit for a writer without a grace period to misroute connections.
 const FAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The number of misrouted connections that prove that the writer is faulty.
+/// The number of misrouted connections that proves that a writer is faulty.
 const MIN_MISROUTED: u64 = 3;
 
-/// The time for which a reader checks the maps after the writer without a grace period has stopped.
+/// The time for which a reader checks the final maps, once the writer without a grace period has stopped.
 const CHECK_TIME: Duration = Duration::from_millis(300);
 
-/// The duration of the race with replaced frontend entries, for each family.
+/// The duration, for each address family, of the race against a writer that replaces frontend entries.
 const SWAP_TIME: Duration = Duration::from_secs(3);
 
 /// The minimum number of endpoint changes per second.
 const CHANGES: u32 = 1000;
 
-/// The minimum number of connections per second; without emulation, there are three times as many.
+/// The minimum number of connections per second. Without emulation, about three times as many are made.
 const CONNECTS: u32 = 20_000;
 
-/// One in this many datagrams may be refused even though a server has the port: the kernel's UDP socket
-/// lookup fails if a concurrent connect() moves the socket that it is visiting to another hash chain
-/// ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)). Without any program
+/// At most one in this many datagrams may be refused even though a server listens on the port: the kernel's
+/// UDP socket lookup fails if a concurrent connect() moves the socket being visited to another hash chain
+/// ([`udp_lib_rehash`](https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp.c)). Even with no program
 /// attached, this happens once in 800,000 datagrams at full speed, and more often with a small hash table.
 const DATAGRAMS_PER_REFUSAL: u64 = 1000;
 
-/// The number of HTTP requests per second to each Service with HTTP servers.
+/// The number of HTTP requests per second to each Service that serves HTTP.
 const REQUESTS: u32 = 250;
 
-/// Locked by a race while it runs, so that only one runs at a time: each needs both CPUs.
+/// Held by each race while it runs, so that only one runs at a time: a race needs both CPUs.
 static CPUS: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -94,8 +94,8 @@ fn race_with_churn(family: Family) -> Result<()> {
     expect_rate(changes, scale.count(CHANGES), duration).context("changes")
 }
 
-/// Runs `write` on the writer's CPU while `read` runs, and keeps interrupting the readers' CPU. Returns both
-/// results.
+/// Runs `write` on the writer's CPU while `read` runs, and keeps interrupting the readers' CPU. Returns the
+/// results of both.
 fn run_race<R, W: Send>(
     write: impl FnOnce(&AtomicBool) -> Result<W> + Send,
     read: impl FnOnce() -> Result<R>,
@@ -115,7 +115,7 @@ fn run_race<R, W: Send>(
     })
 }
 
-/// Runs readers of every kind; none of their connections may fail or be misrouted.
+/// Runs readers of every kind. None of their connections may fail or be misrouted.
 fn run_readers(fixture: &RaceFixture, scale: LoadScale, duration: Duration) -> Result<()> {
     let readers = [
         fixture.reader(READER_CPU, duration)?,
@@ -140,7 +140,7 @@ fn run_readers(fixture: &RaceFixture, scale: LoadScale, duration: Duration) -> R
     expect_rate(read.connects, scale.count(CONNECTS), duration).context("connects")
 }
 
-/// Asserts that there were at least `rate` events per second. Both `rate` and `duration` are already
+/// Asserts that at least `rate` events per second occurred. Both `rate` and `duration` have already been
 /// scaled.
 fn expect_rate(count: u64, rate: u32, duration: Duration) -> Result<()> {
     let wanted = u128::from(rate) * duration.as_millis() / 1000;
@@ -201,7 +201,7 @@ fn race_without_grace(family: Family) -> Result<()> {
     )?;
     ensure!(changes > 0, "the writer changed nothing");
 
-    // The maps' final contents misroute no connection, so the writes did.
+    // The final maps misroute no connections, so the misrouted ones were caused by the writes.
     let read = fixture
         .reader(READER_CPU, scale.duration(CHECK_TIME))?
         .finish()?;

@@ -1,5 +1,5 @@
-//! Connections to a Service without endpoints fail at once, with the error that a program sets with
-//! `bpf_set_retval` (Linux 6.1).
+//! Tests that connections to a Service without endpoints fail at once, with the error that a program sets by
+//! calling `bpf_set_retval` (Linux 6.1).
 
 use std::{io, net::UdpSocket, time::Duration};
 
@@ -21,8 +21,8 @@ use crate::{
     support::{DNS, Dialer, HTTP, ensure_eq, expect_refusal},
 };
 
-/// The time limit for a refusal. The kernel retransmits a SYN only after a second, so a refusal within this
-/// limit does not come from the network.
+/// The time limit for a refusal. The kernel retransmits a SYN only after a second, so a faster refusal does
+/// not come from the network.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn take_scene() -> Result<Lease<Scene>> {
@@ -32,7 +32,7 @@ fn take_scene() -> Result<Lease<Scene>> {
     Ok(scene)
 }
 
-/// Asserts that an attempt is refused within [`AT_ONCE`], and is counted once.
+/// Asserts that an attempt is refused within [`AT_ONCE`] and counted once.
 fn expect_refused_at_once<T>(node: &Node, attempt: impl FnOnce() -> io::Result<T>) -> Result<()> {
     let start = Instant::now();
     expect_refusal(node, "no_backend", Errno::ECONNREFUSED, attempt)?;

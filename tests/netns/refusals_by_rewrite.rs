@@ -1,6 +1,6 @@
-//! Refusals on kernels without `bpf_set_retval` (before Linux 6.1): the programs rewrite the destination to
-//! an address that refuses connections. These tests load the same variant of the programs that the daemon
-//! loads on old kernels.
+//! Tests refusals on kernels without `bpf_set_retval` (before Linux 6.1): the programs rewrite the
+//! destination to an address that refuses connections. The tests load the variant of the programs that the
+//! daemon would load on such a kernel.
 
 use std::{net::UdpSocket, ops::Deref};
 
@@ -23,7 +23,7 @@ use crate::{
     support::{DNS, Dialer, HTTP, ensure_eq, errno, query},
 };
 
-/// A node whose data path was loaded by the test itself, without a daemon.
+/// A node whose programs were loaded by the test itself, without a daemon.
 struct Loaded {
     scene: Scene,
     _programs: Programs,

@@ -1,4 +1,5 @@
-//! The data path keeps working after the daemon has been killed or stopped, and the next daemon adopts it.
+//! Tests that the data path keeps working after the daemon is killed or stopped, and that the next daemon
+//! adopts it.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
@@ -11,10 +12,10 @@ use crate::{
     support::{Dialer, HTTP, Vip, ensure_eq, maps_directory, until_backends},
 };
 
-/// The addresses of a Service that is deleted, and of one that is created.
+/// The addresses of a Service that is deleted while no daemon runs, and of one that is created.
 const EARLY: Vip = Vip::of(11);
 const LATE: Vip = Vip::of(12);
-/// The old and the new addresses of a Service that changes its ClusterIPs.
+/// The former and the new addresses of a Service whose ClusterIPs change while no daemon runs.
 const FORMER: Vip = Vip::of(13);
 const LATTER: Vip = Vip::of(14);
 
@@ -33,7 +34,7 @@ fn no_connect_fails_while_the_daemon_is_killed_stopped_and_started() -> Result<(
     })
 }
 
-/// Returns the inode number of each pin, which changes if the object is replaced under the same name.
+/// Returns each pin's inode number, which changes if the pinned object is replaced.
 fn pins(node: &Node) -> Result<BTreeMap<PathBuf, u64>> {
     let mut pins = BTreeMap::new();
     for directory in ["links", &*maps_directory("")] {

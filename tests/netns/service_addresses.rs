@@ -1,5 +1,5 @@
-//! A Service's node ports, load balancer addresses and external IPs, and the policies that restrict traffic
-//! to endpoints on this node.
+//! Tests Services' node ports, load balancer addresses and external IPs, and the policies that restrict
+//! traffic to endpoints on this node.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -32,12 +32,12 @@ const OUTSIDE: Vip = Vip {
     v4: node_network::OUTSIDE_V4,
     v6: node_network::OUTSIDE_V6,
 };
-/// Addresses that a test adds to the host while the daemon runs.
+/// Addresses that a test adds to the host while the daemon is running.
 const NEW: Vip = Vip {
     v4: Ipv4Addr::new(198, 51, 100, 7),
     v6: Ipv6Addr::new(0x2001, 0xdb8, 0x51, 0, 0, 0, 0, 7),
 };
-/// Addresses to which there is no route.
+/// The Service's load balancer addresses and external IPs. There is no route to them.
 pub(crate) const BALANCER: Vip = Vip::of(200);
 pub(crate) const EXTERNAL: Vip = Vip::of(201);
 pub(crate) const NODE_HTTP: u16 = 30_080;
@@ -45,7 +45,8 @@ pub(crate) const NODE_DNS: u16 = 30_053;
 
 static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["backend"]));
 
-/// Creates a node with a backend and this `nodePortAddresses` setting, but does not start the daemon.
+/// Creates a node with one backend and the given line in the config's `service` section, but does not start
+/// the daemon.
 fn configured(setting: &str) -> Result<Scene> {
     Scene::with(&["backend"], |settings| {
         setting.clone_into(&mut settings.node_ports);
@@ -61,14 +62,16 @@ pub(crate) fn service() -> Service {
         .node_port(NODE_DNS)
 }
 
-/// Builds the Service from [`service`], but adds an external IP and a load balancer address in each family.
+/// Builds the same Service as [`service`], but with an external IP and a load balancer address in each
+/// address family.
 pub(crate) fn service_at_all_addresses() -> Service {
     service()
         .spec(&format!("externalIPs: [{}]", EXTERNAL.yaml_list()))
         .load_balancer(&BALANCER.yaml_ingress())
 }
 
-/// Asserts that the backend answers every TCP and UDP dialer, with the dialled address as the peer or sender.
+/// Asserts that the backend answers TCP and UDP clients with every dialer, and that they see the dialled
+/// address as the peer or sender.
 fn expect_all_answer(sandbox: &Sandbox, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
     for dialer in Dialer::TCP {
         dialer.expect_served(sandbox, vip, http_port, "backend")?;
@@ -146,7 +149,7 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
         )?;
     }
 
-    // Connections to addresses in these ranges fail at once, except to those that the node has.
+    // Connections to addresses in these ranges fail at once, unless the node has the address.
     host.ip("route add unreachable 198.51.100.0/24\nroute add unreachable 2001:db8:51::/64\n")?;
     NEW.add_to(host, "uplink")?;
 
@@ -213,7 +216,7 @@ fn policy_local_without_an_endpoint_of_this_node_is_unreachable() -> Result<()> 
             dialer.connect(sandbox, WEB, HTTP)
         })
     })?;
-    // Without any endpoint, the connection is refused, as it is for any other Service.
+    // If the Service has no endpoints at all, connections are refused, as they are for any other Service.
     scene
         .node
         .apply(service().spec("internalTrafficPolicy: Local"))?;

@@ -1,5 +1,5 @@
-//! The helper `culvert sockets`, which terminates sockets in pods for a daemon that lacks the privileges to
-//! enter their network namespaces.
+//! Tests the helper `culvert sockets`. It terminates sockets in pods for a daemon that lacks the privileges
+//! to enter the pods' network namespaces.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -17,7 +17,7 @@ use crate::{
 
 const COMPONENT: &str = include_str!("../../deploy/sockets/kustomization.yaml");
 
-/// Starts a node with the Service `web`; the daemon has only the capabilities that its manifest grants.
+/// Starts a node with the Service `web`, and a daemon that has only the capabilities granted by its manifest.
 fn start_with_granted() -> Result<Scene> {
     let scene = Scene::prepare_web(&["one", "two"], &["one"])?;
     start(&scene.node)?;
@@ -25,7 +25,7 @@ fn start_with_granted() -> Result<Scene> {
 }
 
 impl Scene {
-    /// Starts the helper with the capabilities that its manifest grants, and waits until the daemon uses it.
+    /// Starts the helper with the capabilities granted by its manifest, and waits until the daemon uses it.
     fn start_ready_helper(&self) -> Result<Process> {
         let helper = self.start_helper(&granted(COMPONENT)?)?;
         self.until_pods(&"helper".into())?;
@@ -37,7 +37,7 @@ impl Scene {
         self.node.host().command(&words).start()
     }
 
-    /// Waits until `sockets.pods` in the daemon's status has this value.
+    /// Waits until the field `sockets.pods` in the daemon's status has the given value.
     fn until_pods(&self, wanted: &serde_json::Value) -> Result<()> {
         let pods = || Ok(self.node.status()?["sockets"]["pods"].take());
         until_eq("pods", wanted.clone(), pods).with_context(|| self.node.logs())

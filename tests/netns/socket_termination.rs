@@ -1,4 +1,4 @@
-//! When a backend is removed, the daemon terminates the sockets that are connected to it, and no others.
+//! Tests that when a backend is removed, the daemon terminates the sockets connected to it, and no others.
 
 use std::{net::UdpSocket, thread, time::Duration};
 
@@ -15,8 +15,8 @@ use crate::{
     },
 };
 
-/// Starts a node whose daemon terminates sockets of these protocols, with the Service `web` and its backend
-/// `one`.
+/// Starts a node with the Service `web`, whose backend is `one`, and a daemon that terminates sockets of the
+/// given protocols.
 fn ending(protocols: &str) -> Result<Scene> {
     let scene = Scene::prepare_web(&["one", "two"], &["one"])?;
     configure(
@@ -34,7 +34,7 @@ impl Scene {
     }
 }
 
-/// Waits until every one of these sockets has been terminated, and expects a later send to fail.
+/// Waits until all of the given sockets have been terminated. Sending on them must then fail.
 fn expect_all_disconnected(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
     expect_all_ended(sockets)?;
     for (client, socket) in sockets {
@@ -141,7 +141,7 @@ fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed
     })?;
     let witnesses = scene.connect_udp_clients(WEB, "one")?;
 
-    // All flows move to the backend `late`, which answers only after its own removal.
+    // All flows move to the backend `late`, which replies only after it has been removed itself.
     let service = WEB.service("web").backends([late.v4(), late.v6()]);
     scene.node.apply(service)?;
     scene.until_ended(witnesses.len())?;
@@ -224,14 +224,14 @@ fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> 
     let mut direct = Vec::new();
     for (client, ()) in scene.map_clients(&Dialer::UDP, |_, _| Ok(()))? {
         let dialer = client.dialer;
-        // A socket that never used the Service.
+        // A socket connected directly to the backend, which has never used the Service.
         let plain = dialer.connect_udp(client.sandbox, one, DNS_TARGET)?;
         direct.push((client, plain, "one"));
-        // A socket that used the Service, then connected directly to the backend.
+        // A socket that used the Service before it was connected directly to the backend.
         let former = dialer.connect_udp(client.sandbox, WEB, DNS)?;
         former.connect(dialer.address(one, DNS_TARGET))?;
         direct.push((client, former, "one"));
-        // A socket that sends to the Service, but has a different address as its peer.
+        // A socket that sends to the Service while it is connected to another address.
         let besides = dialer.connect_udp(client.sandbox, two, DNS_TARGET)?;
         besides.send_to(b"who?", dialer.address(WEB, DNS))?;
         direct.push((client, besides, "two"));
@@ -265,7 +265,8 @@ fn a_socket_that_sent_to_another_service_is_ended_with_its_own_backend() -> Resu
 
 #[test]
 fn sockets_that_a_killed_daemon_did_not_end_are_ended_by_the_next_one() -> Result<()> {
-    // The first daemon removes the backend but terminates no sockets, as if it had been killed in between.
+    // The first daemon removes the backend but does not terminate any sockets, as if it had been killed in
+    // between.
     let scene = ending("[]")?;
     let lost = scene.connect_udp_clients(WEB, "one")?;
     scene.apply_web(&["two"])?;
@@ -287,7 +288,7 @@ fn sockets_that_a_killed_daemon_did_not_end_are_ended_by_the_next_one() -> Resul
     expect_all_ended(&lost)?;
     scene.until_ended(lost.len())?;
     expect_answers(&serving, "two")?;
-    // The same happens when a backend is removed while no daemon runs.
+    // Sockets are also terminated if their backend was removed while no daemon was running.
     scene.node.kill9()?;
     scene.apply_web(&["one"])?;
     scene.node.start()?;

@@ -1,5 +1,5 @@
-//! Source ranges (`loadBalancerSourceRanges`), which restrict the clients that may use a load balancer's
-//! address, and the address by which a client is identified.
+//! Tests source ranges (`loadBalancerSourceRanges`), which restrict the clients that may use a load
+//! balancer's address, and tests by which address a client is identified.
 
 use std::net::IpAddr;
 
@@ -23,14 +23,15 @@ use crate::{
     },
 };
 
-/// A pod's additional addresses.
+/// Additional addresses of a pod.
 const SECOND: Vip = Vip::of(220);
 const REFUSED: &str = "source_range_denied";
 
 static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&BACKENDS));
 const BACKENDS: [&str; 3] = ["one", "two", "three"];
 
-/// Builds a Service of type LoadBalancer whose source ranges contain only these addresses.
+/// Builds a Service of type LoadBalancer whose source ranges contain only the given addresses; without
+/// addresses, it has no source ranges.
 fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
     let ranges = addresses.iter().map(|ip| {
         let length = if ip.is_ipv4() { 32 } else { 128 };
@@ -45,7 +46,7 @@ fn open_to(scene: &Scene, addresses: &[IpAddr]) -> Service {
         .backends(scene.all_addresses())
 }
 
-/// Asserts that TCP and UDP sockets in a sandbox get replies from this VIP, with every dialer.
+/// Asserts that TCP and UDP clients in a sandbox get replies from the VIP, with every dialer.
 fn expect_admitted(sandbox: &Sandbox, vip: Vip) -> Result<()> {
     for dialer in Dialer::TCP {
         dialer
@@ -63,7 +64,8 @@ fn expect_admitted(sandbox: &Sandbox, vip: Vip) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that every connection and datagram to this VIP is refused as unreachable, and is counted.
+/// Asserts that every connection and datagram to the VIP is refused as unreachable, and that each refusal is
+/// counted.
 fn expect_denied(node: &Node, sandbox: &Sandbox, vip: Vip) -> Result<()> {
     let (tcp, udp) = unreachable_errors()?;
     for dialer in Dialer::TCP {
@@ -86,7 +88,7 @@ fn only_pods_in_the_ranges_reach_the_address_of_a_load_balancer() -> Result<()> 
     let outside = &node.pod("outside")?;
     scene.program(open_to(&scene, &[inside.v4(), inside.v6()]))?;
 
-    // The pods have not made any connections yet.
+    // Neither pod has made any connection so far.
     expect_denied(node, outside, BALANCER)?;
     expect_admitted(inside, BALANCER)?;
     expect_denied(node, node.host(), BALANCER).context("from the host")?;
@@ -106,7 +108,7 @@ fn the_host_reaches_a_load_balancer_if_its_address_is_in_the_ranges() -> Result<
 
     expect_admitted(node.host(), BALANCER)?;
     expect_denied(node, &scene.client, BALANCER)?;
-    // With another of its addresses as the source, the host counts as a different client.
+    // A socket that is bound to another of the host's addresses counts as a different client.
     let (tcp, _) = unreachable_errors()?;
     for dialer in [Dialer::V4, Dialer::V6] {
         let own = dialer.address(LOOPBACK, 0);
@@ -129,7 +131,8 @@ fn the_source_of_a_bound_socket_is_its_bound_address() -> Result<()> {
     expect_denied(node, pod, BALANCER)?;
     for dialer in Dialer::TCP {
         let own = dialer.address(SECOND, 0);
-        // The connection is permitted but never established, since the node has no route back to the address.
+        // The connection is permitted but never established, since the node has no route to the pod's
+        // additional addresses.
         let socket = dialer.tcp_socket(pod)?;
         socket.bind(&own.into())?;
         socket.set_nonblocking(true)?;
@@ -165,7 +168,7 @@ fn source_ranges_are_added_changed_and_removed_while_the_daemon_runs() -> Result
     node.apply(open_to(&scene, &[outside.v4(), outside.v6()]))?;
     becomes("ranges change", [false, true])?;
 
-    // The next daemon adopts the entries, and its audit finds no difference.
+    // The next daemon adopts the entries, and its audit finds no differences.
     node.kill9()?;
     becomes("without a daemon", [false, true])?;
     node.start()?;
@@ -184,7 +187,7 @@ fn a_client_is_identified_by_its_address() -> Result<()> {
     let node = &scene.node;
     let hashed = open_to(&scene, &[]).annotated("culvert.dev/algorithm", "source-hash");
     scene.program(hashed)?;
-    // Adding an address does not change the one that identifies a client.
+    // An additional address does not change the address that identifies a client.
     for (sandbox, device, v4, v6) in [
         (node.host(), "uplink", "192.0.2.77", "2001:db8:77::77"),
         (&**scene.client, "eth0", "10.1.77.77", "fd00:10:1:77::77"),
@@ -201,7 +204,7 @@ fn a_client_is_identified_by_its_address() -> Result<()> {
                 ("host", _) => HOST.v4.into(),
                 _ => scene.client.address(dialer.family()),
             };
-            // The hash depends only on the client's address, not on the node or on earlier pods.
+            // The hash depends only on the client's address, not on the node or on previously created pods.
             let client = Client::of_address(Address::from_ip(own));
             let set = IndexRange { base: 0, len: 3 };
             let place_in_set = select::offset_in(set, select::hash(client.words()));

@@ -1,4 +1,5 @@
-//! Helpers for all tests: Service addresses in both families, client sockets of every family, and assertions.
+//! Helpers for all tests: Service addresses in both address families, client sockets of every kind, and
+//! assertions.
 
 use std::{
     collections::BTreeSet,
@@ -27,13 +28,13 @@ use tunnel_userspace::model::Family;
 /// The time limit for the daemon to program a change.
 pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The ports of every Service in these tests, and the target ports on its backends.
+/// The ports of the Services in these tests, and their target ports.
 pub(crate) const HTTP: u16 = 80;
 pub(crate) const HTTP_TARGET: u16 = 8080;
 pub(crate) const DNS: u16 = 53;
 pub(crate) const DNS_TARGET: u16 = 5353;
 
-/// An IPv4 and an IPv6 address.
+/// A virtual IP address in each family. Also used for other pairs of an IPv4 and an IPv6 address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vip {
     pub(crate) v4: Ipv4Addr,
@@ -41,7 +42,7 @@ pub(crate) struct Vip {
 }
 
 impl Vip {
-    /// Returns the ClusterIPs that have this number in the last octet (IPv4) or the last group (IPv6).
+    /// Returns the pair of ClusterIPs that end in `number`: the last octet (IPv4) or the last group (IPv6).
     pub(crate) const fn of(number: u8) -> Self {
         Self {
             v4: Ipv4Addr::new(10, 96, 0, number),
@@ -63,12 +64,12 @@ impl Vip {
         [self.v4.into(), self.v6.into()]
     }
 
-    /// Formats both addresses as items in a YAML list.
+    /// Formats both addresses as the items of a YAML list.
     pub(crate) fn yaml_list(self) -> String {
         format!("\"{}\", \"{}\"", self.v4, self.v6)
     }
 
-    /// Formats both addresses as items in a load balancer's `ingress` list in YAML.
+    /// Formats both addresses as the items of a load balancer's `ingress` list in YAML.
     pub(crate) fn yaml_ingress(self) -> String {
         format!("{{ip: \"{}\"}}, {{ip: \"{}\"}}", self.v4, self.v6)
     }
@@ -89,7 +90,7 @@ impl Vip {
         ))
     }
 
-    /// Builds a Service with these ClusterIPs, for HTTP over TCP and DNS over UDP.
+    /// Builds a Service with these ClusterIPs, and with ports for HTTP over TCP and DNS over UDP.
     pub(crate) fn service(self, name: &str) -> Service {
         Service::new(name, self.ips())
             .port(Protocol::TCP, HTTP, HTTP_TARGET)
@@ -117,11 +118,11 @@ pub(crate) fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
     pods.iter().flat_map(|pod| both(pod)).collect()
 }
 
-/// The time limit for a client to be given another backend: the goal is 100 ms, the rest allows for slow or
+/// The time limit for a client to be given another backend. The goal is 100 ms; the rest allows for slow or
 /// busy machines.
 pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(1);
 
-/// The family of a client's socket and of the address that it dials.
+/// A combination of a client socket's address family and that of the address it dials.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Dialer {
     /// IPv4.
@@ -130,7 +131,7 @@ pub(crate) enum Dialer {
     V6,
     /// An IPv6 socket that dials a v4-mapped address.
     Mapped,
-    /// An IPv6 socket that passes an `AF_INET` address; UDP only.
+    /// An IPv6 socket that passes an IPv4 address (`AF_INET`) to the kernel; UDP only.
     V4OnV6,
 }
 
@@ -164,7 +165,8 @@ impl Dialer {
         }
     }
 
-    /// Returns the address that the kernel reports as the peer or sender after this dialer has used a VIP.
+    /// Returns the address that the kernel reports as the peer or sender to a client that used this dialer
+    /// for a VIP.
     pub(crate) fn reported_address(self, vip: Vip, port: u16) -> SocketAddr {
         match self {
             Self::V4 => (vip.v4, port).into(),
@@ -186,12 +188,12 @@ impl Dialer {
         Ok(socket.into())
     }
 
-    /// Connects over TCP; returns the name of the server that answers.
+    /// Connects over TCP, and returns the name of the server that answers.
     pub(crate) fn dial(self, sandbox: &Sandbox, vip: Vip, port: u16) -> Result<String> {
         http_server_name(self.connect(sandbox, vip, port)?)
     }
 
-    /// Connects over TCP; expects the dialled address as the peer and an answer from this server.
+    /// Connects over TCP. The peer must be the dialled address, and the given server must answer.
     pub(crate) fn expect_served(
         self,
         sandbox: &Sandbox,
@@ -211,7 +213,7 @@ impl Dialer {
         check().with_context(|| format!("{self:?} to port {port} of {vip:?}"))
     }
 
-    /// Sends a datagram; expects a reply from this server, with the dialled address as the sender.
+    /// Sends a datagram. The given server must reply, and the reply's sender must be the dialled address.
     pub(crate) fn expect_answer(
         self,
         socket: &UdpSocket,
@@ -237,7 +239,7 @@ impl Dialer {
         Ok(socket)
     }
 
-    /// Creates a connected UDP socket, and expects a reply from this server on it.
+    /// Creates a connected UDP socket. The given server must reply on it.
     pub(crate) fn connect_udp_to(
         self,
         sandbox: &Sandbox,
@@ -250,7 +252,7 @@ impl Dialer {
         Ok(socket)
     }
 
-    /// Creates a UDP socket that is neither bound nor connected.
+    /// Creates a UDP socket that is neither bound to an address nor connected.
     pub(crate) fn udp_socket(self, sandbox: &Sandbox) -> io::Result<UdpSocket> {
         let socket = sandbox.socket(self.domain(), Type::DGRAM)?;
         socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
@@ -258,12 +260,12 @@ impl Dialer {
     }
 }
 
-/// Requests `/` over HTTP; returns the name of the server that answers.
+/// Requests `/` over HTTP, and returns the name of the server that answers.
 pub(crate) fn http_server_name(stream: TcpStream) -> Result<String> {
     request(stream, "/").map(|(_, name)| name)
 }
 
-/// Sends an HTTP request; returns the status code and the body.
+/// Sends an HTTP GET request, and returns the status code and the body of the response.
 pub(crate) fn http_get(sandbox: &Sandbox, at: SocketAddr, path: &str) -> Result<(u16, String)> {
     request(sandbox.connect(at)?, path)
 }
@@ -283,14 +285,14 @@ fn request(mut stream: TcpStream, path: &str) -> Result<(u16, String)> {
     Ok((code.parse()?, body.to_owned()))
 }
 
-/// Receives a datagram; returns the server name in it, and the sender's address.
+/// Receives a reply, and returns the server's name in it and the sender's address.
 pub(crate) fn receive(socket: &UdpSocket) -> Result<(String, SocketAddr)> {
     let mut answer = [0; 256];
     let (length, from) = socket.recv_from(&mut answer)?;
     Ok((server(&answer[..length])?, from))
 }
 
-/// Parses the server name in a datagram.
+/// Parses the server's name in a reply.
 pub(crate) fn server(answer: &[u8]) -> Result<String> {
     let text = str::from_utf8(answer)?;
     let (name, _) = text
@@ -299,20 +301,20 @@ pub(crate) fn server(answer: &[u8]) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Sends a datagram on a connected socket; returns the name of the server that replies.
+/// Sends a datagram on a connected socket, and returns the name of the server that replies.
 pub(crate) fn query(socket: &UdpSocket) -> Result<String> {
     socket.send(b"who?")?;
     receive(socket).map(|(name, _)| name)
 }
 
-/// Sends a datagram; returns the name of the server that replies, and the sender's address.
+/// Sends a datagram, and returns the name of the server that replies and the sender's address.
 pub(crate) fn query_to(socket: &UdpSocket, to: SocketAddr) -> Result<(String, SocketAddr)> {
     socket.send_to(b"who?", to)?;
     receive(socket)
 }
 
-/// Returns the errors with which a TCP connect, and a UDP connect or send, fail if a program refuses them as
-/// unreachable. Without `bpf_set_retval`, the kernel chooses the errors.
+/// Returns the errors for connections that a program refuses as unreachable: from connect() on a TCP socket,
+/// and from connect() or a send on a UDP socket. Without `bpf_set_retval`, the kernel chooses them.
 pub(crate) fn unreachable_errors() -> Result<(Errno, Errno)> {
     Ok(if feature::is_supported(Feature::SetRetval)? {
         (Errno::EHOSTUNREACH, Errno::EHOSTUNREACH)
@@ -321,12 +323,13 @@ pub(crate) fn unreachable_errors() -> Result<(Errno, Errno)> {
     })
 }
 
-/// Returns true if a connection failed because there is no route, which means that no program redirected it.
+/// Returns true if the error means that there is no route, and thus that no program redirected the
+/// connection.
 pub(crate) fn is_unreachable(error: Errno) -> bool {
     matches!(error, Errno::EHOSTUNREACH | Errno::ENETUNREACH)
 }
 
-/// Asserts that an attempt fails with this error, and that the reason's count increases by one.
+/// Asserts that an attempt fails with the given error, and that the reason's counter increases by one.
 pub(crate) fn expect_refusal<T>(
     instance: &Instance,
     reason: &str,
@@ -337,18 +340,19 @@ pub(crate) fn expect_refusal<T>(
     ensure_eq("error, counted", (failed, increases), (error, vec![1]))
 }
 
-/// Runs `check` for each family; an error names the family.
+/// Runs `check` for each address family. An error names the family.
 pub(crate) fn each_family(check: impl Fn(Family) -> Result<()>) -> Result<()> {
     let labelled = |family: Family| check(family).context(family.label());
     [Family::V4, Family::V6].into_iter().try_for_each(labelled)
 }
 
-/// Runs a command, which must succeed. Its words are separated by spaces and cannot be quoted.
+/// Runs a command, which must succeed. Its words are separated by spaces; quoting is not supported.
 pub(crate) fn run(sandbox: &Sandbox, command: &str) -> Result<String> {
     sandbox.run(&command.split(' ').collect::<Vec<_>>())
 }
 
-/// Lists the routes with this protocol number in a sandbox's table `local`, for both families.
+/// Lists the routes with the given protocol number in the routing table `local` of a sandbox, for both
+/// address families.
 pub(crate) fn local_routes(sandbox: &Sandbox, protocol: u8) -> Result<String> {
     let of = |family: &str| {
         let command = format!("ip {family} route show table local proto {protocol}");
@@ -357,27 +361,27 @@ pub(crate) fn local_routes(sandbox: &Sandbox, protocol: u8) -> Result<String> {
     Ok(of("-4")? + &of("-6")?)
 }
 
-/// Returns the error from a call that must fail.
+/// Returns the error number of a call that must have failed.
 pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
     let error = result.err().and_then(|error| error.raw_os_error());
     Errno::from_raw(error.unwrap_or_default())
 }
 
-/// Expects the pending receive to fail because the daemon has terminated the socket.
+/// Waits for a receive on the socket to fail, as it does once the daemon has terminated the socket.
 pub(crate) fn expect_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
     ensure_eq("error", error, Errno::ECONNABORTED)?;
-    // `udp_abort` wakes the receiver shortly before it disconnects the socket.
+    // The kernel's `udp_abort` wakes the receiver shortly before it disconnects the socket.
     wait::until(CHANGE_TIMEOUT, || socket.peer_addr().is_err())
         .context("the ended socket still has a peer")
 }
 
-/// Waits until every port of a programmed Service has this many backends.
+/// Waits until every port of a Service has been programmed with `count` backends.
 pub(crate) fn until_backends(instance: &Instance, name: &str, count: usize) -> Result<()> {
     until_each_has(instance, name, "backends", count)
 }
 
-/// Waits until the status lists this many items of a kind for every port of a Service.
+/// Waits until the status lists `count` items of the given kind for every port of a Service.
 pub(crate) fn until_each_has(
     instance: &Instance,
     name: &str,
@@ -392,12 +396,12 @@ pub(crate) fn until_each_has(
     })
 }
 
-/// Waits until a Service has disappeared from the daemon's status.
+/// Waits until a Service is no longer in the daemon's status.
 pub(crate) fn until_gone(instance: &Instance, name: &str) -> Result<()> {
     until_eq(name, 0, || Ok(ports(&instance.services()?, name).len()))
 }
 
-/// Returns a Service's ports from the daemon's status.
+/// Returns a Service's ports, as listed in the daemon's status.
 pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json::Value> {
     let services = services.as_array().into_iter().flatten();
     services
@@ -408,7 +412,7 @@ pub(crate) fn ports(services: &serde_json::Value, name: &str) -> Vec<serde_json:
         .collect()
 }
 
-/// Runs `body`; returns its result and how much each reason's counter increased.
+/// Runs `body`, and returns its result and how much each reason's counter increased.
 pub(crate) fn count_during<T>(
     instance: &Instance,
     reasons: &[&str],
@@ -435,7 +439,7 @@ pub(crate) fn clients<'a>(host: &'a Sandbox, pod: &'a Pod) -> [(&'static str, &'
     [("host", host), ("pod", pod)]
 }
 
-/// Returns the name of the directory in which the maps are pinned, followed by `rest`.
+/// Returns the name of the directory that the maps are pinned in, followed by `rest`.
 pub(crate) fn maps_directory(rest: &str) -> String {
     format!("v{LAYOUT_VERSION}{rest}")
 }
@@ -450,7 +454,7 @@ pub(crate) fn ensure_eq<A: PartialEq<B> + Debug, B: Debug>(
     Ok(())
 }
 
-/// Waits until a value equals the expected one; the error shows the last value that was read.
+/// Waits until a value equals the expected one. The error shows the last value read.
 pub(crate) fn until_eq<A: PartialEq<B> + Debug, B: Debug>(
     what: &str,
     expected: B,

@@ -1,4 +1,4 @@
-//! Connections from the cloud to a kubelet on an edge node, through steering and the tunnel.
+//! Tests connections from the cloud to a kubelet on an edge node, through steering and the tunnel.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -24,23 +24,23 @@ mod steering;
 /// The time limit for a refusal.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// The cloud node's host or one of its pods, with its addresses.
+/// The cloud node's host or one of its pods, with its own addresses.
 struct ClientSandbox<'a> {
     sandbox: &'a Sandbox,
     own: Vip,
     is_pod: bool,
 }
 
-/// A kind of socket that is connected to the kubelet.
+/// A kind of client socket for connections to the kubelet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum SocketKind {
     Plain,
-    /// Bound to an address of the host or pod that connects.
+    /// Bound to an address of the client's host or pod.
     Bound,
     NonBlocking,
     /// IPv6, with a v4-mapped destination.
     Mapped,
-    /// Bound to the network interface of the host or pod that connects.
+    /// Bound to a network interface of the client's host or pod.
     Device,
 }
 
@@ -82,8 +82,8 @@ impl SocketKind {
                     }
                     Ok(()) | Err(_) => {}
                 }
-                // `take_error` also returns `None` before the connection is established; the socket has no
-                // peer yet then.
+                // `take_error` returns `None` while the connection is still being established, too, but then
+                // the socket has no peer.
                 let end = || match socket.take_error() {
                     Ok(None) => socket.peer_addr().ok().map(|_| Ok(())),
                     Ok(Some(error)) | Err(error) => Some(Err(error)),
@@ -124,12 +124,13 @@ const fn edge_addresses(port: u16) -> [SocketAddr; 2] {
     [TunnelTestbed::addr_v4(port), TunnelTestbed::addr_v6(port)]
 }
 
-/// Connects a plain socket to the kubelet, and creates a client on it.
+/// Connects a plain socket to the kubelet, and creates a kubelet client that uses it.
 fn client(testbed: &TunnelTestbed, sandbox: &Sandbox, to: SocketAddr) -> Result<Client> {
     testbed.client(sandbox.connect(to)?, to)
 }
 
-/// Waits until the kubelet is reachable, then makes a request from the host and from a pod over each family.
+/// Waits until the kubelet is reachable, then makes a request from the host and from a pod over both address
+/// families.
 fn expect_served(testbed: &TunnelTestbed) -> Result<()> {
     testbed.wait_for_kubelet()?;
     for_each_client(testbed, |from| {
@@ -140,14 +141,14 @@ fn expect_served(testbed: &TunnelTestbed) -> Result<()> {
     })
 }
 
-/// Asserts that a plain connection is not steered.
+/// Asserts that a connection from a plain socket is not steered.
 fn expect_unsteered(sandbox: &Sandbox, to: SocketAddr) -> Result<()> {
     let error = errno(sandbox.connect(to));
     ensure!(is_unreachable(error), "{to}: {error:?}");
     Ok(())
 }
 
-/// Asserts that a plain connection is refused at once.
+/// Asserts that a connection from a plain socket is refused at once.
 fn expect_refused(sandbox: &Sandbox, to: SocketAddr) -> Result<()> {
     let start = Instant::now();
     let error = errno(sandbox.connect(to));

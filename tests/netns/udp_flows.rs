@@ -1,4 +1,5 @@
-//! The backend that is stored with each UDP socket, and sockets for which there is no memory to store one.
+//! Tests the backend that is stored with each UDP socket, and sockets for which there is no memory to store
+//! one.
 
 use std::{collections::BTreeSet, net::UdpSocket};
 
@@ -22,7 +23,7 @@ use crate::{
 static SCENE: SharedFixture<Scene> =
     SharedFixture::new(|| Scene::web(&["one", "two", "three"])?.record_manifests());
 
-/// Sends this many datagrams, and expects the same server to answer all of them; returns the server's name.
+/// Sends `count` datagrams, all of which the same server must answer, and returns that server's name.
 fn steady(socket: &UdpSocket, dialer: Dialer, count: u32) -> Result<String> {
     let (first, _) = query_to(socket, dialer.address(WEB, DNS))?;
     for number in 1..count {
@@ -118,7 +119,7 @@ fn without_memory_for_socket_storage_tcp_is_counted_and_udp_is_refused() -> Resu
             Ok(dialer.connect(&scene.client, WEB, HTTP)?)
         })?;
         ensure_eq("counted", increases, vec![1, 0, 0])?;
-        // Without socket storage, the peer is the backend itself.
+        // Without socket storage, the socket's peer is the backend itself.
         ensure_eq("port", stream.peer_addr()?.port(), HTTP_TARGET)?;
         ensure!(!http_server_name(stream)?.is_empty());
     }

@@ -1,4 +1,4 @@
-//! UDP sockets that pass a destination with each datagram (`sendto`).
+//! Tests UDP sockets that pass a destination with each datagram (`sendto`).
 
 use std::net::UdpSocket;
 
@@ -10,8 +10,8 @@ use crate::{
     support::{DNS, DNS_TARGET, Dialer, Vip, ensure_eq, query, receive, server},
 };
 
-/// Sends to [`WEB`] on a socket that has another peer. The kernel drops replies that are not from the peer,
-/// so this waits until the backend has counted the datagram.
+/// Sends a datagram to [`WEB`] on a socket that is connected to another peer. The kernel drops replies that
+/// don't come from the peer, so this waits until the backend has counted the datagram.
 fn send_to_web(scene: &Scene, socket: &UdpSocket, dialer: Dialer) -> Result<()> {
     let server = &scene.backend("backend")?.server;
     let asked = || server.record().map(|record| record.total().answered);
@@ -91,7 +91,7 @@ fn a_datagram_is_received_without_requesting_its_sender() -> Result<()> {
         let length = socket.recv(&mut answer)?;
         ensure_eq("server", server(&answer[..length])?, "backend")?;
 
-        // A receive call that does not ask for the sender must not delete the stored cluster IP.
+        // Receiving without asking for the sender's address must not delete the stored cluster IP.
         dialer.expect_answer(&socket, WEB, DNS, "backend")
     })?;
     scene.give_back()
@@ -104,7 +104,7 @@ fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()
 
     scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
         let socket = dialer.udp_socket(sandbox)?;
-        // Two of the Services have the same backend.
+        // Two of these Services have the same backend.
         for _ in 0..3 {
             for (vip, name) in [(WEB, "backend"), (TWIN, "backend"), (OTHER, "other")] {
                 dialer.expect_answer(&socket, vip, DNS, name)?;
@@ -118,7 +118,7 @@ fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()
             let vip = if server == "backend" { WEB } else { OTHER };
             ensure_eq("sender", sender, dialer.reported_address(vip, DNS))?;
         }
-        // A backend that the socket dialled directly is reported by its own address.
+        // If the socket dialled a backend directly, the backend's own address is reported.
         let socket = dialer.udp_socket(sandbox)?;
         dialer.expect_answer(&socket, direct, DNS_TARGET, "backend")
     })?;

@@ -1,4 +1,5 @@
-//! Traffic that is not for a Service, or that comes from outside this node's cgroup, is not translated.
+//! Tests that traffic is not translated if it is not for a Service, or if it comes from outside this node's
+//! cgroup.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::sandbox::Sandbox;
@@ -13,7 +14,7 @@ use crate::{
 
 const UNUSED: Vip = Vip::of(99);
 
-/// All the reasons that the kernel programs count for Service traffic.
+/// The reasons that the kernel programs count for Service traffic.
 pub(crate) const SERVICE_REASONS: [&str; 10] = [
     "translated",
     "translated_sticky",
@@ -27,7 +28,7 @@ pub(crate) const SERVICE_REASONS: [&str; 10] = [
     "overflowed",
 ];
 
-/// Dials a pod at its own address with every dialer.
+/// Dials a pod's own address with every dialer.
 fn expect_direct(sandbox: &Sandbox, pod: Vip) -> Result<()> {
     for dialer in Dialer::TCP {
         dialer.expect_served(sandbox, pod, HTTP_TARGET, "backend")?;
@@ -46,7 +47,8 @@ fn expect_direct(sandbox: &Sandbox, pod: Vip) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that connections to this TCP port and datagrams to this UDP port fail because there is no route.
+/// Asserts that connections to the given TCP port, and datagrams to the given UDP port, fail because there is
+/// no route.
 fn expect_unreachable(sandbox: &Sandbox, vip: Vip, [tcp, udp]: [u16; 2]) -> Result<()> {
     for dialer in Dialer::TCP {
         let failed = errno(dialer.connect(sandbox, vip, tcp));

@@ -1,8 +1,8 @@
 //! The fixture for the race tests: Services with separate backends, readers that detect a misrouted
-//! connection at once, and servers that record it.
+//! connection immediately, and servers that record it.
 //!
 //! All backends are addresses of one pod. The route to each Service's backends sets a different source
-//! address, so a reader can identify a backend's Service without sending a datagram.
+//! address, so a reader knows which Service it has reached without sending a datagram.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -27,7 +27,7 @@ use tunnel_userspace::model::Family;
 
 use crate::support::{DNS, HTTP};
 
-/// The reasons that the kernel programs never count as long as the maps are written correctly.
+/// Reasons that the kernel programs never count as long as the maps are written correctly.
 pub(crate) const UNEXPECTED_REASONS: [&str; 4] = [
     "record_unstable",
     "record_invalid",
@@ -35,36 +35,36 @@ pub(crate) const UNEXPECTED_REASONS: [&str; 4] = [
     "socket_storage_full",
 ];
 
-/// The CPU on which only readers run.
+/// The CPU that only readers run on.
 pub(crate) const READER_CPU: u32 = 0;
 /// The CPU to which the writer is pinned.
 pub(crate) const WRITER_CPU: u32 = 1;
 
-/// The number of UDP Services, to which the readers connect. There are so few that the freed entries of one
-/// are soon reused for another.
+/// The number of UDP Services, which the readers connect to. They are so few that entries freed by one are
+/// soon reused for another.
 pub(crate) const UDP_SERVICES: u8 = 4;
-/// The total number of Services. Those that do not use UDP serve HTTP requests.
+/// The total number of Services. Those that don't use UDP serve HTTP.
 pub(crate) const SERVICES: u8 = 6;
 /// The maximum number of endpoints per Service.
 pub(crate) const ENDPOINTS: u8 = 4;
 
-/// The first port of the backends' UDP servers; each Service has its own port.
+/// The first of the backends' UDP ports. Each UDP Service uses one port.
 const DNS_TARGETS: u16 = 2000;
-/// The first port of the backends' HTTP servers.
+/// The first of the backends' HTTP ports. Each HTTP Service uses one port.
 const HTTP_TARGETS: u16 = 3000;
 
 /// The prefix of the Services' names.
 const NAME_PREFIX: &str = "svc";
 
-/// A reader sends one datagram per this many connections, so that the servers can keep up.
+/// The number of connections that a reader makes per datagram, so that the servers can keep up.
 const CONNECTS_PER_DATAGRAM: u64 = 64;
 
-/// Map sizes with enough room for replaced entries, which are freed only after a grace period.
+/// The map sizes, with enough room for replaced entries, which are freed only after a grace period.
 pub(crate) const FRONTS: u32 = 512;
 pub(crate) const SLOTS: u32 = 2048;
 pub(crate) const BACKENDS: u32 = 2048;
 
-/// The extra time that a reader or load may take to exit.
+/// The extra time that a reader or load may take to exit, beyond its planned duration.
 const SLACK: Duration = Duration::from_secs(20);
 
 /// Returns a Service's ClusterIP.
@@ -80,8 +80,8 @@ pub(crate) fn name(service: u8) -> String {
     format!("{NAME_PREFIX}-{service}")
 }
 
-/// Returns a Service's protocol, its port, and the port of its backends. Each Service has a single port, so
-/// that its freed entries are reused for another Service rather than for another port of its own.
+/// Returns a Service's protocol, its port, and its target port. Each Service has a single port, so that its
+/// freed entries are reused for another Service rather than for another port of its own.
 pub(crate) fn port(service: u8) -> (Protocol, u16, u16) {
     if service < UDP_SERVICES {
         (Protocol::UDP, DNS, DNS_TARGETS + u16::from(service))
@@ -101,7 +101,7 @@ pub(crate) fn backend(family: Family, service: u8, number: u8) -> IpAddr {
     }
 }
 
-/// Returns the source address that is set on the routes to a Service's endpoints.
+/// Returns the source address set by the route to a Service's endpoints.
 fn source(family: Family, service: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 4, 0, service).into(),
@@ -109,7 +109,8 @@ fn source(family: Family, service: u8) -> IpAddr {
     }
 }
 
-/// A change to a Service's endpoints: the Service, and a bit mask of its new endpoints (at least one).
+/// A change to a Service's endpoints: the Service, and a bit mask of the endpoints that it then has (at least
+/// one).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
     pub(crate) service: u8,
@@ -125,18 +126,18 @@ impl Change {
         }
     }
 
-    /// Returns the numbers of the new endpoints.
+    /// Returns the numbers of the endpoints that the Service then has.
     pub(crate) fn endpoints(self) -> impl Iterator<Item = u8> {
         (0..ENDPOINTS).filter(move |number| self.endpoints & (1 << number) != 0)
     }
 
-    /// Returns the addresses of the new endpoints.
+    /// Returns the addresses of the endpoints that the Service then has.
     pub(crate) fn addresses(self, family: Family) -> impl Iterator<Item = IpAddr> {
         self.endpoints()
             .map(move |number| backend(family, self.service, number))
     }
 
-    /// Builds the manifest of the Service with its new endpoints.
+    /// Builds the manifest of the Service after the change.
     pub(crate) fn manifest(self, family: Family) -> Service {
         let (protocol, port, target) = port(self.service);
         Service::new(&name(self.service), [vip(family, self.service)])
@@ -145,7 +146,7 @@ impl Change {
     }
 }
 
-/// An endless sequence of random endpoint changes from an xorshift generator; it depends only on the seed.
+/// An endless sequence of random endpoint changes, generated with xorshift. It depends only on the seed.
 #[derive(Clone, Debug)]
 pub(crate) struct RandomChanges(u32);
 
@@ -182,7 +183,8 @@ impl Iterator for RandomChanges {
     }
 }
 
-/// A node with the readers' pod and the backends' servers; all addresses are in one family.
+/// A node with a pod for the readers and a pod for the backends' servers. All Service and backend addresses
+/// are in one family.
 pub(crate) struct RaceFixture {
     pub(crate) family: Family,
     pub(crate) node: Node,
@@ -200,7 +202,7 @@ impl RaceFixture {
             ..settings.maps
         };
         let node = Node::with_settings(settings)?;
-        // These are the node's first pods, so their interfaces on the host are named pod1 and pod2.
+        // These are the node's first two pods, so their interfaces on the host are named pod1 and pod2.
         let (client, backends) = (node.pod("readers")?, node.pod("backends")?);
         let (all_backends, sources, gateway) = match family {
             Family::V4 => ("10.3.0.0/16", "10.4.0.0/24", "169.254.1.1"),
@@ -240,7 +242,7 @@ impl RaceFixture {
                 NAME_PREFIX,
             ),
             Listener::range(ServerKind::Http, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
-            // UDP servers on the HTTP ports record misrouted datagrams.
+            // The UDP servers on the HTTP ports record misrouted datagrams.
             Listener::range(ServerKind::Udp, HTTP_TARGETS, SERVICES.into(), NAME_PREFIX),
         ])?;
         Ok(Self {
@@ -251,7 +253,7 @@ impl RaceFixture {
         })
     }
 
-    /// Starts a reader that is pinned to a CPU and connects new sockets to the UDP Services.
+    /// Starts a reader that is pinned to a CPU and connects a new socket to the UDP Services each time.
     pub(crate) fn reader(&self, cpu: u32, duration: Duration) -> Result<RunningLoad<race::Report>> {
         self.start_reader(
             cpu,
@@ -260,7 +262,7 @@ impl RaceFixture {
         )
     }
 
-    /// Starts a reader that is pinned to a CPU and repeatedly reconnects one socket to the UDP Services.
+    /// Starts a reader that is pinned to a CPU and keeps reconnecting the same socket to the UDP Services.
     pub(crate) fn reconnecting_reader(
         &self,
         cpu: u32,
@@ -292,7 +294,7 @@ impl RaceFixture {
         let lab = lab
             .to_str()
             .context("the path of culvert-lab is not UTF-8")?;
-        // On the writer's CPU, the writer takes precedence.
+        // On the writer's CPU, a reader gets a lower priority than the writer.
         let nice = [
             "nice",
             "-n",
@@ -304,7 +306,7 @@ impl RaceFixture {
         Ok(RunningLoad::new(process, duration))
     }
 
-    /// Starts an HTTP request load on one Service.
+    /// Starts a load of HTTP requests to one Service.
     pub(crate) fn requests(
         &self,
         service: u8,
@@ -321,13 +323,13 @@ impl RaceFixture {
         Ok(RunningLoad::new(command.start()?, duration))
     }
 
-    /// Returns the totals that the backends' servers have recorded.
+    /// Returns the counts of the backends' servers, summed over all ports.
     pub(crate) fn counts(&self) -> Result<Counts> {
         Ok(self.server.record()?.total())
     }
 }
 
-/// A running reader or load, which prints a report of type `T`.
+/// A running reader or load, which prints a report of type `T` before it exits.
 pub(crate) struct RunningLoad<T> {
     process: Process,
     duration: Duration,
@@ -343,7 +345,7 @@ impl<T: DeserializeOwned> RunningLoad<T> {
         }
     }
 
-    /// Waits until the process has exited; returns its report.
+    /// Waits until the process has exited, and returns its report.
     pub(crate) fn finish(self) -> Result<T> {
         let output = self.process.finish(self.duration + SLACK)?;
         ensure!(

@@ -1,5 +1,5 @@
-//! Timer interrupts that delay the readers. A frontend lookup takes a hundred nanoseconds, so a wrong order
-//! of writes affects only a reader that is interrupted during its lookup.
+//! Timer interrupts that delay the readers. A frontend lookup takes a hundred nanoseconds, so writes in the
+//! wrong order affect only a reader that is interrupted during a lookup.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -19,14 +19,14 @@ use tunnel_tests::clock;
 
 use super::map_writers::pin_to_cpu;
 
-/// The number of timers that expire at the same time. The kernel handles them in one interrupt that takes
-/// several microseconds, during which a writer can make a few map writes.
+/// The number of timers that expire simultaneously. The kernel handles all of them in one interrupt, which
+/// takes several microseconds: enough time for a writer to make a few map writes.
 const TIMERS: usize = 32;
 
-/// The time from setting the timers until they expire, which must be longer than it takes to set all of them.
+/// The delay after which the timers expire. It must be longer than it takes to set all of them.
 const LEAD: Duration = Duration::from_micros(60);
 
-/// Interrupts a CPU repeatedly until `stop` is set; returns how many times it did so.
+/// Interrupts a CPU repeatedly until `stop` is set, and returns how many times it did so.
 pub(crate) fn interrupt_cpu(cpu: u32, stop: &AtomicBool) -> Result<u64> {
     pin_to_cpu(cpu)?;
     set_timerslack(1)?;

@@ -1,5 +1,5 @@
 //! Writers of the service maps: the daemon's own, one that skips the grace period, and one that replaces
-//! frontends' entries with equal ones.
+//! frontend entries with equivalent ones.
 
 use std::{
     sync::{
@@ -40,10 +40,10 @@ use tunnel_userspace::{
 use super::fixture::{self, Change, ENDPOINTS, RandomChanges, SERVICES, UDP_SERVICES};
 use crate::{programs::Programs, support::DNS};
 
-/// The interval between audits: longer than any test.
+/// The interval between audits, which is longer than any test.
 const AUDIT: Duration = Duration::from_secs(3600);
 
-/// The number of endpoint changes in one update from a source.
+/// The number of endpoint changes in each of a source's updates.
 const CHANGES_PER_UPDATE: usize = 4;
 
 /// The daemon's own writer: the reconcile loop of `culvert node`.
@@ -53,7 +53,7 @@ pub(crate) struct DaemonWriter {
     runtime: Runtime,
 }
 
-/// Receives a source's updates.
+/// Passes a source's updates to the reconcile loop.
 struct UpdateReceiver(mpsc::Receiver<ClusterUpdate>);
 
 impl Updates for UpdateReceiver {
@@ -87,7 +87,8 @@ impl DaemonWriter {
         })
     }
 
-    /// Changes endpoints until `stop` is set; returns how many changes it made, and the loop's statistics.
+    /// Changes endpoints until `stop` is set. Returns how many changes it made, and the reconcile loop's
+    /// statistics.
     pub(crate) fn run(self, seed: u32, stop: &AtomicBool) -> Result<(u64, ReconcileStats)> {
         let Self {
             owner,
@@ -118,7 +119,7 @@ impl DaemonWriter {
     }
 }
 
-/// Builds the update that a source sends when the endpoints of these Services have changed.
+/// Builds the update that a source would send after the given endpoint changes.
 fn update(family: Family, changes: impl IntoIterator<Item = Change>) -> ClusterUpdate {
     let state = |change: Change| {
         let name = ObjectName::new("default", fixture::name(change.service));
@@ -175,13 +176,12 @@ fn state(family: Family, change: Change, name: ObjectName) -> ServiceState {
 
 /// A writer that skips the grace period. Like the daemon, it writes new entries next to the old ones and
 /// switches to them with a single hash map update. But it immediately reuses the old entries for the next
-/// Service, while programs may still be reading them. After each hash map update, every ClusterIP leads to
-/// its own backends.
+/// Service, even though programs may still be reading them. After each hash map update, every ClusterIP leads
+/// to its own backends.
 pub(crate) struct GracelessWriter {
     maps: KernelMaps,
     family: Family,
-    /// The index of each Service's block of entries, which consists of a record and the slots of one backend
-    /// set.
+    /// The index of each Service's block of map entries: a frontend record and the slots of one backend set.
     blocks: Vec<u32>,
     spare: u32,
 }
@@ -202,7 +202,7 @@ impl GracelessWriter {
         Ok(writer)
     }
 
-    /// Changes endpoints until `stop` is set; returns how many changes it made.
+    /// Changes endpoints until `stop` is set, and returns how many changes it made.
     pub(crate) fn run(mut self, seed: u32, stop: &AtomicBool) -> Result<u64> {
         let mut changes = 0;
         let is_read = |change: &Change| change.service < UDP_SERVICES;
@@ -285,9 +285,9 @@ impl GracelessWriter {
     }
 }
 
-/// A writer that repeatedly replaces the record index of every UDP frontend with the index of an equal
-/// record. It fills the rest of the hash map with other frontends and replaces their entries too, so that
-/// nearly every hash chain has several entries.
+/// A writer that repeatedly replaces the record index in every UDP frontend's hash map entry with the index
+/// of an identical record. It fills the rest of the hash map with other frontends and replaces their entries
+/// too, so that nearly every hash chain has several entries.
 pub(crate) struct RecordSwapper {
     writer: GracelessWriter,
 }
@@ -308,7 +308,7 @@ impl RecordSwapper {
         Ok(Self { writer })
     }
 
-    /// Replaces all entries until `stop` is set; returns how many times it did so.
+    /// Replaces all entries repeatedly until `stop` is set, and returns how many times it did so.
     pub(crate) fn run(mut self, stop: &AtomicBool) -> Result<u64> {
         let GracelessWriter { maps, family, .. } = &mut self.writer;
         let mut rounds = 0;

@@ -1,5 +1,5 @@
-//! Faults in the daemon, the agent and the link to the edge, and recovery from them. Services are not
-//! affected.
+//! Tests faults in the daemon, the agent and the link to the edge, and the recovery from them. Services must
+//! not be affected.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times, which it also limits"
@@ -21,7 +21,7 @@ use crate::{
     support::{Dialer, HTTP, addresses, serve, until_backends},
 };
 
-/// Starts a test bed whose cloud node also has a Service; returns it with the Service's server.
+/// Starts a test bed whose cloud node also has a Service. Returns the test bed and the Service's server.
 fn start() -> Result<(TunnelTestbed, Server)> {
     let testbed = TunnelTestbed::new()?;
     let backend = testbed.node().pod("backend")?;
@@ -41,7 +41,7 @@ fn expect_service(testbed: &TunnelTestbed) -> Result<()> {
     })
 }
 
-/// Asserts that connections to every kubelet port are refused at once, while the Service is still served.
+/// Asserts that connections to every kubelet port are refused at once, while the Service remains reachable.
 fn expect_all_refused(testbed: &TunnelTestbed) -> Result<()> {
     for_each_client(testbed, |from| {
         let mut ports = KUBELET_PORTS.into_iter().flat_map(edge_addresses);
@@ -50,7 +50,7 @@ fn expect_all_refused(testbed: &TunnelTestbed) -> Result<()> {
     expect_service(testbed)
 }
 
-/// Asserts that a new kubelet client gets an error within [`COMMAND_TIMEOUT`], rather than timing out.
+/// Asserts that a new kubelet client fails within [`COMMAND_TIMEOUT`].
 fn expect_prompt_error(testbed: &TunnelTestbed) -> Result<()> {
     for_each_client(testbed, |from| {
         for to in edge_addresses(KUBELET_PORTS[0]) {
@@ -141,7 +141,7 @@ fn a_frozen_or_killed_agent_ends_streams_and_clients_are_served_once_it_is_back(
     old.upgrade()?;
 
     testbed.edge().agent().signal(Signal::SIGSTOP)?;
-    // The kernel stops the agent's threads one by one, so the first exchange may still succeed.
+    // The kernel stops the agent's threads one by one, so the first exchanges may still succeed.
     wait::until(COMMAND_TIMEOUT, || old.exchange(b"anybody?").is_err())
         .context("the stream of the frozen agent has not ended")?;
     expect_prompt_error(&testbed)?;

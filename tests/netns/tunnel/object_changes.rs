@@ -1,4 +1,4 @@
-//! Changes to Nodes and ConfigMaps while the daemon runs.
+//! Tests changes to Nodes and ConfigMaps while the daemon is running.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times, which it also limits"
@@ -28,7 +28,7 @@ use crate::support::CHANGE_TIMEOUT;
 /// The time limit for a change to take effect.
 const EFFECT_LIMIT: Duration = Duration::from_millis(200);
 
-/// Applies a manifest, and asserts that a condition holds within [`EFFECT_LIMIT`]; prints the time that it
+/// Applies a manifest, asserts that `holds` becomes true within [`EFFECT_LIMIT`], and prints how long it
 /// took.
 fn apply_and_time(
     testbed: &TunnelTestbed,
@@ -46,8 +46,8 @@ fn apply_and_time(
     Ok(())
 }
 
-/// Returns true if a connection is steered: it would fail otherwise, since there is no route. If no agent is
-/// connected, the ingress resets the connection, possibly before connect() returns.
+/// Returns true if a connection is steered. Otherwise, it fails because there is no route. If no agent is
+/// connected, the ingress resets a steered connection, possibly before connect() returns.
 fn is_steered(sandbox: &Sandbox, to: SocketAddr) -> bool {
     sandbox
         .connect(to)
@@ -164,7 +164,8 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     testbed
         .request_healthz(node.host())
         .context("the Node that had the address first is not served")?;
-    // The valid items in these objects take effect: their ports are steered, even without an agent.
+    // The objects' valid items take effect: connections to these addresses are steered, even if there is no
+    // agent.
     for to in [
         SocketAddr::new(other, KUBELET_PORTS[0]),
         TunnelTestbed::addr_v4(FURTHER_PORT),
@@ -176,7 +177,8 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     for file in [twin.file(), bare.file(), list.file] {
         node.delete(&file)?;
     }
-    // Check only for these words: once a client has dialled a node, the status keeps that node's name.
+    // The status is searched only for these words, since it keeps the name of any node that a client has
+    // dialled.
     let problems = ["which takes precedence", "has no InternalIP", "nope"];
     wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it]))).with_context(
         || {

@@ -1,4 +1,5 @@
-//! Outsiders can't reach the ingress, even while no daemon runs; cleanup removes the guard and the routes.
+//! Tests that outsiders can't reach the ingress, even while no daemon is running, and that cleanup removes
+//! the guard and the routes.
 
 use std::{
     io::{self, ErrorKind, Read as _},
@@ -20,13 +21,13 @@ use crate::{
     support::{CHANGE_TIMEOUT, HOST, count_during, ensure_eq, local_routes, run},
 };
 
-/// The ingress's port.
+/// The port that the ingress listens on.
 const INGRESS: u16 = 10_270;
 
-/// The timeout for a connection from outside, whose packets should be dropped.
+/// The timeout for connections from outside whose packets should be dropped.
 const DROP_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Returns the IPv4 and IPv6 steering addresses with this index, each with the ingress's port.
+/// Returns the IPv4 and IPv6 steering addresses with the given index, each with the ingress's port.
 fn steering_addresses(number: u8) -> [SocketAddr; 2] {
     let v4 = Ipv4Addr::new(198, 19, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0xc01e, 0, 0, 0, 0, 0, number.into());
@@ -86,7 +87,7 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     let node = testbed.node();
     let (host, outside) = (node.host(), node.outside());
     ensure_eq("routes", local_routes(host, 176)?.lines().count(), 2)?;
-    // The guard drops packets from outside even if another process listens on the port.
+    // The guard drops packets from outside even if another process listens on the ingress's port.
     node.kill9()?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     let [to, _] = steering_addresses(1);
@@ -104,7 +105,8 @@ fn the_guard_and_the_routes_outlive_a_killed_daemon_until_cleanup() -> Result<()
     wait::until(CHANGE_TIMEOUT, || expect_unsteered(host, v4).is_ok())
         .context("connects are still steered")?;
     expect_unsteered(&*testbed.pod()?, v6)?;
-    // The kernel detaches the guard shortly after its pin is removed; outsiders can then reach the prefix.
+    // The kernel detaches the guard shortly after its pin is removed. From then on, outsiders can reach the
+    // prefix.
     host.ip("route add local 198.19.0.0/16 dev lo\n")?;
     let listener = host.listen(("0.0.0.0", INGRESS))?;
     wait::until(CHANGE_TIMEOUT, || {

@@ -1,5 +1,5 @@
-//! Kubelets stay reachable while the daemon replaces the steering maps because of new sizes or an older
-//! layout.
+//! Tests that kubelets stay reachable while the daemon replaces the steering maps because of changed sizes or
+//! an older layout.
 
 use anyhow::{Result, ensure};
 use tunnel_tests::tunnel_testbed::TunnelTestbed;
@@ -23,7 +23,7 @@ fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> 
         ensure!(!node.bpffs().join(maps_directory("-old")).exists());
     }
 
-    // Four entries are needed: for two ports, at one address in each family.
+    // Four entries are needed: two ports at each of two addresses.
     node.kill9()?;
     node.resize(|settings| settings.maps.steering = 1)?;
     node.start()?;

@@ -1,4 +1,4 @@
-//! Sockets that are steered into the tunnel, and sockets that are not.
+//! Tests that the right sockets are steered into the tunnel, and others are not.
 
 use std::{
     net::{TcpStream, UdpSocket},
@@ -17,7 +17,7 @@ use tunnel_tests::{
 use super::{SocketKind, client, edge_addresses, expect_unsteered, for_each_client};
 use crate::support::{count_during, ensure_eq, errno, is_unreachable};
 
-/// The default mark on Culvert's own sockets.
+/// The mark that Culvert sets on its own sockets by default.
 const MARK: u32 = 0x1_0000;
 
 static SITE: SharedFixture<TunnelTestbed> = SharedFixture::new(TunnelTestbed::new);
@@ -28,7 +28,7 @@ fn every_socket_reaches_the_kubelet_and_shows_the_dialled_address() -> Result<()
 
     for_each_client(&testbed, |from| {
         for kind in SocketKind::ALL {
-            // A host socket bound to the uplink can't reach the ingress, which is on the loopback interface.
+            // A socket on the host that is bound to the uplink can't reach the ingress, which is on loopback.
             if kind == SocketKind::Device && !from.is_pod {
                 continue;
             }
@@ -123,7 +123,8 @@ fn datagrams_to_an_edge_node_are_not_steered() -> Result<()> {
                 Ok(connected)
             };
             let (connected, increases) = count_during(testbed.node(), &["steered"], send)?;
-            // connect() fails only on the host, which has no route; a pod's route leads to the host.
+            // connect() fails only on the host, which has no route to the edge node. In a pod it succeeds,
+            // since the pod's default route leads to the host.
             let error = connected.err().map(|it| it.kind());
             ensure!(from.is_pod == error.is_none(), "{to}: {error:?}");
             ensure_eq("steered", increases, vec![0])?;

@@ -36,7 +36,7 @@ pub enum Manifest {
     Unknown(String),
 }
 
-/// A valid object. Any of its optional fields that were invalid have been left out.
+/// A valid object. Optional fields that were invalid have been left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedObject {
     /// The object.

@@ -33,7 +33,7 @@ pub(super) type Listing = BTreeMap<Arc<Path>, Option<Fingerprint>>;
 /// The maximum number of times to list a directory that keeps changing while it is being listed.
 const MAX_LISTINGS: u32 = 8;
 
-/// The number of files from which they are read in parallel.
+/// If there are at least this many files, they are read in parallel.
 const MIN_PARALLEL: usize = 2;
 
 /// A file that must be read.

@@ -90,7 +90,7 @@ pub(super) fn parse_yaml(text: &str, last: &ParseCache) -> (Vec<ParsedItem>, Par
     (parsed, cache)
 }
 
-/// The number of documents or items from which they are parsed in parallel.
+/// If there are at least this many documents or items, they are parsed in parallel.
 const MIN_PARALLEL: usize = 64;
 
 /// Parses a YAML document. The returned line is counted from 0 within the document.

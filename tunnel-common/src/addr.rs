@@ -115,8 +115,8 @@ impl Address {
         u32::from_be(a) >> 22 == 0xfe80 >> 6
     }
 
-    /// Converts from the standard library's type. A v4-mapped IPv6 address gives the same result as its IPv4
-    /// address.
+    /// Converts from the standard library's type. A v4-mapped IPv6 address gives the same result as the
+    /// corresponding IPv4 address.
     #[must_use]
     pub const fn from_ip(ip: IpAddr) -> Self {
         let bits = match ip {
@@ -279,12 +279,12 @@ impl Protocol {
     pub const TCP: Self = Self(6);
     /// UDP (protocol number 17).
     pub const UDP: Self = Self(17);
-    /// SCTP (protocol number 132). Services may have SCTP ports, but the kernel has no connect hook that
-    /// could translate them.
+    /// SCTP (protocol number 132). Services may have SCTP ports, but the kernel has no connect hook for SCTP
+    /// sockets.
     pub const SCTP: Self = Self(132);
 
-    /// Returns the protocol of a socket with this number, if the socket hooks translate it: TCP (including
-    /// multipath TCP) or UDP. Returns `None` for any other protocol, such as ICMP.
+    /// Returns the protocol for the protocol number that a socket reports, if the socket hooks translate it:
+    /// TCP (including multipath TCP) or UDP. Returns `None` for any other protocol, such as ICMP.
     #[inline(always)]
     #[must_use]
     pub const fn of_socket(number: u32) -> Option<Self> {

@@ -13,7 +13,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// A client of a Service: an IP address, or a network namespace.
 ///
-/// A socket that was not bound to an address has none yet when it connects. Its client is then the address of
+/// A socket that is not bound to an address has none yet when it connects. Its client is then the address of
 /// the socket's network namespace, or the namespace itself if that address can't be read. All sockets in a
 /// pod are therefore one client, and so are all sockets on the host.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
@@ -80,8 +80,8 @@ impl Client {
     }
 }
 
-/// Key of the map `affinity`: a client and a service port. All frontends of a service port share the entry,
-/// as in kube-proxy (`pkg/proxy/nftables/proxier.go`).
+/// Key of the map `affinity`: a client and a service port. All frontends of a service port share one entry
+/// per client, as in kube-proxy (`pkg/proxy/nftables/proxier.go`).
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct AffinityKey {
@@ -92,7 +92,8 @@ pub struct AffinityKey {
 }
 
 /// Value of the map `affinity`: the client's backend, and a copy of the entry's key. The kernel may reuse a
-/// hash element for another key while a program is reading it, so readers compare the key.
+/// hash element for another key while a program is reading it, so readers compare this copy with the key that
+/// they looked up.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Affinity {

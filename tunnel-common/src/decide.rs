@@ -30,7 +30,8 @@ use crate::{
     service::{Algorithm, Backend, BackendState, Frontend, FrontendKey},
 };
 
-/// Looks up the frontend with this key. A frontend that doesn't serve this kind of traffic is not found.
+/// Looks up the frontend with this key. A frontend that doesn't serve this kind of traffic is treated as
+/// absent.
 #[inline(always)]
 pub fn find_frontend<'a, T: Maps + ?Sized>(
     maps: &'a T,

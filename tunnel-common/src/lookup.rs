@@ -1,4 +1,5 @@
-//! Looks up a record through a hash of indices, and retries while the record found belongs to another key.
+//! Looks up a record by way of a hash map that holds its index, and retries while the record found belongs to
+//! another key.
 
 use crate::{
     service::{Frontend, FrontendKey},

@@ -1,5 +1,5 @@
-//! The translations stored for a socket: the last one in the socket storage `origin`, and the older ones of
-//! an unconnected socket in `overflow`.
+//! The translations stored for a socket: the last one, in the socket storage `origin`, and an unconnected
+//! socket's older ones, in the map `overflow`.
 
 use core::mem::{offset_of, size_of};
 
@@ -22,7 +22,7 @@ pub const UDP_IDLE_NS: u64 = 120_000_000_000;
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Origin {
-    /// The time at which the flow last sent or received, in nanoseconds on the monotonic clock.
+    /// The time at which a UDP flow was last used, in nanoseconds on the monotonic clock; 0 for TCP.
     pub last_used: u64,
     /// The address that was dialled.
     pub vip: Address,
@@ -51,8 +51,8 @@ pub struct Origin {
 impl Origin {
     /// Flag: older translations of this socket are in `overflow`.
     pub const OVERFLOWED: u16 = 1;
-    /// Flag: the socket is counted in the map `conns`, at [`Origin::index`]. Not set in values that are older
-    /// than that map, nor for kernel sockets, because no hook runs when they are closed.
+    /// Flag: the socket is counted in the map `conns`, at [`Origin::index`]. Not set in values that were
+    /// written before that map existed, or for kernel sockets, because no hook runs when they are closed.
     pub const COUNTED: u16 = 2;
 
     /// The index and service port in a translation that leads not to a backend, but to the tunnel's ingress
@@ -124,7 +124,8 @@ impl Origin {
     }
 }
 
-/// Key of the LRU hash `overflow`: a socket, and either the VIP or the backend of one of its translations.
+/// Key of the LRU hash map `overflow`: a socket, and either the VIP or the backend of one of its
+/// translations.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct OverflowKey {
@@ -172,7 +173,8 @@ impl Direction {
 }
 
 /// Value of `overflow`: the translation, and a copy of the entry's key. The kernel may reuse a hash element
-/// for another key while a program is reading it, so readers compare the key.
+/// for another key while a program is reading it, so readers compare this copy with the key that they looked
+/// up.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Overflow {

@@ -12,7 +12,8 @@ macro_rules! reasons {
             $($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $meaning:literal;)+
         }
     ) => {
-        /// A reason. The order is that of the list: first the kernel programs' reasons, then the daemon's.
+        /// A reason. The variants are in the order of the list: first the kernel programs' reasons, then the
+        /// daemon's.
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         #[repr(u32)]
         pub enum Reason {
@@ -53,7 +54,7 @@ reasons! {
     kernel {
         /// A connection or datagram was sent to a backend that was selected for it.
         Translated = 0, "translated", "sent to a backend that was selected for it";
-        /// A UDP connect() or datagram was sent to the backend that its flow already had.
+        /// A UDP datagram or connect() went to the backend that its flow already had.
         TranslatedSticky = 1, "translated_sticky", "sent to the backend that its UDP flow already had";
         /// Refused: the Service has no usable backend.
         NoBackend = 2, "no_backend", "refused: the Service has no usable backend";
@@ -126,8 +127,8 @@ reasons! {
         AgentNotConnected = 28, "agent_not_connected", "refused: agent not connected";
         /// The session that carried the stream was lost.
         AgentConnectionLost = 29, "agent_connection_lost", "the connection to the agent was lost";
-        /// Refused: every session of the node has the maximum number of streams, or the ingress has the
-        /// maximum number of clients.
+        /// Refused: every session of the node has the maximum number of streams, or the ingress already has
+        /// the maximum number of clients.
         StreamLimit = 30, "stream_limit", "refused: every session of the node has tunnel.session.maxStreams streams, or the ingress has its maximum number of clients";
         /// Refused by the agent: the target is not on its allow-list.
         TargetDenied = 31, "target_denied", "refused by the agent: not on its allow-list";
@@ -137,7 +138,7 @@ reasons! {
         DialUnreachable = 33, "dial_unreachable", "the agent has no route to the target";
         /// The target did not answer the agent's connection attempt in time.
         DialTimedOut = 34, "dial_timed_out", "the target did not answer the agent's connect in time";
-        /// Refused by the agent: the maximum number of connection attempts is in progress.
+        /// Refused by the agent: the maximum number of connection attempts is already in progress.
         DialLimit = 35, "dial_limit", "refused by the agent: tunnel.agent.maxPendingDials connects are in progress";
         /// Refused: this end is shutting down.
         Draining = 36, "draining", "refused: this end is shutting down";
@@ -174,8 +175,8 @@ impl Reason {
     /// The offset that is added to a daemon reason's number to give its value in this enum.
     const DAEMON: u32 = 256;
 
-    /// Returns the index of the reason's counter in the map `reason_counts`, if the kernel programs count the
-    /// reason.
+    /// Returns the index of the reason's counter in the map `reason_counts`. Meaningful only for reasons that
+    /// the kernel programs count.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
@@ -183,7 +184,7 @@ impl Reason {
         self as u32
     }
 
-    /// Returns the reason counted at an index in the map `reason_counts`.
+    /// Returns the reason whose counter is at an index in the map `reason_counts`.
     #[must_use]
     pub fn from_index(index: u32) -> Option<Self> {
         Self::COUNTED_BY_KERNEL

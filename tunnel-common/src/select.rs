@@ -38,7 +38,7 @@ pub const fn two_offsets_in(set: IndexRange, number: u32, other: u32) -> Option<
     }
     let first = number % set.len;
     let second = other % set.len.wrapping_sub(1);
-    // Skips `first` by moving the offsets from there on up by one.
+    // Skips `first`: offsets at or after it are shifted up by one.
     let second = if second < first {
         second
     } else {
@@ -65,8 +65,8 @@ const fn widen(share: u32) -> u64 {
     share as u64
 }
 
-/// Returns a number of open connections, or 0 if the number is negative modulo 2^64. It becomes negative if
-/// an earlier map counted a socket's connect() and this map counted only its close().
+/// Returns the number of open connections, or 0 if the count is negative modulo 2^64. A count becomes
+/// negative if a socket's connect() was counted in an earlier map and only its close() in this one.
 #[inline(always)]
 #[must_use]
 pub const fn non_negative(open: u64) -> u64 {
@@ -145,8 +145,8 @@ pub fn is_removed(origin: &Origin, state: BackendState) -> bool {
 }
 
 /// Returns true if a UDP flow keeps its backend: the frontend belongs to the same service port, the backend
-/// is still serving in the same generation, and the flow was not idle for too long. kube-proxy achieves the
-/// same with conntrack and by cleaning up conntrack's entries (`conntrack/cleanup.go`).
+/// is still serving in the same generation, and the flow has not been idle for too long. kube-proxy gets the
+/// same effect from conntrack, by deleting stale entries (`conntrack/cleanup.go`).
 ///
 /// `now` may be earlier than the last use if another thread used the flow in the meantime. The flow then
 /// counts as in use.
@@ -199,7 +199,7 @@ mod tests {
             counts[chosen as usize] += 1;
         }
 
-        // With 8,000 fair draws, each count is within 5 standard deviations (of 30) of 1,000.
+        // With 8,000 uniform draws, each count is within 5 standard deviations (about 30 each) of 1,000.
         assert!(
             counts.iter().all(|count| (850..1_150).contains(count)),
             "{counts:?}"

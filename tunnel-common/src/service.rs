@@ -128,8 +128,8 @@ impl Algorithm {
     }
 }
 
-/// The maximum number of backends in a frontend's record. A choice from such a small set reads neither
-/// `slots` nor `backends`, which would cause cache misses if there are many Services.
+/// The maximum number of backends in a frontend's record. Choosing from such a small set avoids reading
+/// `slots` and `backends`, which causes cache misses if there are many Services.
 pub const MAX_INLINE_BACKENDS: usize = 3;
 
 /// A backend inside a frontend's record: a copy of its entry in `backends`.
@@ -251,8 +251,8 @@ pub struct ServiceCounts {
 }
 
 /// A backend's state and the generation of its index, in one word. Bit 0 is set while the backend is serving,
-/// and the other bits count generations. No value recurs, so a socket compares a single word to check that
-/// its backend is the same one and is still serving.
+/// and the other bits count generations. No value recurs, so comparing a single word shows that a socket's
+/// backend is the same one and is still serving.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -282,9 +282,9 @@ impl BackendState {
     }
 
     /// Returns the initial state for an index in a new map, if an older map may have used the same index.
-    /// `milliseconds` is the time since the machine started. The state advances by one generation per
-    /// millisecond, which is faster than an index can be reused, because each generation ends with a grace
-    /// period. The new map therefore never repeats a state from the older one.
+    /// `milliseconds` is the time since boot. The state advances by one generation per millisecond, which is
+    /// faster than an index can be reused, because each generation ends with a grace period. The new map
+    /// therefore never repeats a state from the older one.
     #[must_use]
     pub fn initial_at(milliseconds: u64) -> Self {
         let generation = u32::try_from(milliseconds & 0x7fff_ffff).unwrap_or(0);

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::addr::{Address, Port};
 
-/// Key of the hash `steer`: the address and TCP port that a client dials.
+/// Key of the hash map `steer`: the address and TCP port that a client dials.
 #[derive(
     Clone,
     Copy,
@@ -45,14 +45,14 @@ impl SteeringKey {
     }
 }
 
-/// Value of the array `steered`: an edge node's address and port. The record is written before its index is
-/// added to `steer`. After the index is removed from `steer`, the record keeps its key until its quarantine
-/// ends.
+/// Value of the array `steered`: the steering record for an edge node's address and port. The record is
+/// written before its index is added to `steer`. After the index is removed from `steer`, the record keeps
+/// its key until the index's quarantine ends.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct SteeringRecord {
-    /// The time at which the index was removed from `steer`, in nanoseconds since the machine started, or 0
-    /// if the index is in `steer` or was never used.
+    /// The time at which the index was removed from `steer`, in nanoseconds since boot, or 0 if the index is
+    /// in `steer` or was never used.
     pub removed_at: u64,
     /// The key for which the record was written.
     pub key: SteeringKey,
@@ -69,11 +69,11 @@ impl SteeringRecord {
     pub const UNUSED: u16 = 0;
     /// Kind: an edge node's address and port.
     pub const NODE: u16 = 1;
-    /// Bit in the second entry of `host`: the IPv4 steering prefix has a route.
+    /// Bit in the second entry of the map `host`: the IPv4 steering prefix has a route.
     pub const ROUTED_V4: u64 = 1;
-    /// Bit in the second entry of `host`: the IPv6 steering prefix has a route.
+    /// Bit in the second entry of the map `host`: the IPv6 steering prefix has a route.
     pub const ROUTED_V6: u64 = 2;
-    /// Kind: the daemon's probe. When the daemon connects to it, the program stores the cookie of the
+    /// Kind: the daemon's probe. When the daemon connects to it, the kernel program stores the cookie of the
     /// daemon's network namespace as the host's.
     pub const PROBE: u16 = 2;
 }
@@ -91,14 +91,15 @@ const _: () = {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Prefix {
     network: u128,
-    /// The prefix length for the address in its IPv6 form, which has 128 bits.
+    /// The prefix length, counted in the 128 bits of the address's IPv6 form.
     bits: u32,
     is_v4: bool,
 }
 
 impl Prefix {
     /// Creates a prefix from its network address and its length, which is at most 32 for IPv4. Returns `None`
-    /// if the length is too great for the address family, or if the address has bits set beyond the prefix.
+    /// if the length exceeds the maximum for the address family, or if the address has bits set beyond the
+    /// prefix.
     #[must_use]
     pub fn new(address: Address, length: u8) -> Option<Self> {
         let is_v4 = address.is_v4();
@@ -187,7 +188,7 @@ impl core::str::FromStr for Prefix {
     }
 }
 
-/// The error for text that is not a valid prefix.
+/// The error returned for text that is not a valid prefix.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct InvalidPrefix;
 

@@ -26,7 +26,7 @@ pub enum Entries {
     Fixed(u32),
 }
 
-/// The condition under which the daemon, when it starts, replaces an existing map of the same layout.
+/// The condition under which the daemon, at startup, replaces an existing map of the same layout.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ReplaceIf {
     /// A size in the map's group has changed.
@@ -65,7 +65,7 @@ impl MapType {
 /// A map: one row of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Map {
-    /// The name used in the BPF object, in the pin path, and in documents.
+    /// The map's name in the BPF object, in its pin path, and in the documentation.
     pub name: &'static str,
     /// The type of the map.
     pub kind: MapType,
@@ -79,10 +79,9 @@ pub struct Map {
     pub entries: Entries,
     /// The condition under which the map is replaced.
     pub replace_if: ReplaceIf,
-    /// True if the daemon, when it starts, adopts the map from an older layout, because its values have the
-    /// same meaning in every layout. A layout that changes anything but reserved fields in the map must set
-    /// this to false. That is not allowed for `origin` and `conns`, because they hold values for open
-    /// sockets.
+    /// True if the daemon, at startup, adopts the map from an older layout, because its values have the same
+    /// meaning in every layout. A layout that changes anything but reserved fields in the map must set this
+    /// to false. That is not allowed for `origin` and `conns`, because they hold values for open sockets.
     pub is_lasting: bool,
 }
 
@@ -147,7 +146,7 @@ const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// Declares the maps, each as a constant and all of them in `MAPS`.
+/// Declares each map as a constant, and lists all of them in `MAPS`.
 macro_rules! maps {
     ($($(#[$doc:meta])* $constant:ident = $map:expr;)+) => {
         $($(#[$doc])* pub const $constant: Map = $map;)+
@@ -199,13 +198,14 @@ maps! {
         MapType::LruHash,
         Entries::BySize(MapSize::Affinity, Headroom::None),
     );
-    /// Maps each steered address and port of an edge node to the index of its steering record.
+    /// Maps each steered edge node address and port to the index of its steering record.
     STEER = Map::new::<SteeringKey, u32>("steer", MapType::Hash, Entries::BySize(MapSize::Steering, Headroom::Probe))
         .lasting();
-    /// The steering records, each for one address and port of an edge node.
+    /// The steering records, each for an edge node's address and port.
     STEERED = Map::new::<u32, SteeringRecord>("steered", MapType::Array, Entries::BySize(MapSize::Steering, Headroom::Quarantine))
         .lasting();
-    /// The cookie of the host's network namespace, and the address families that have a route to the ingress.
+    /// The cookie of the host's network namespace, and the address families whose steering prefix has a
+    /// route.
     HOST = Map::new::<u32, u64>("host", MapType::Array, Entries::Fixed(2)).lasting();
 }
 
@@ -219,7 +219,7 @@ pub enum ProgramType {
     Classifier = 3,
     /// A program that runs when a socket is created or released.
     Socket = 9,
-    /// A program that runs for system calls with a socket address.
+    /// A program that runs for system calls that take or return a socket address.
     SocketAddress = 18,
 }
 
@@ -237,16 +237,17 @@ impl ProgramType {
 pub enum AttachPoint {
     /// The cgroup (`bpf.cgroup`), through a single link that is pinned under the program's name.
     Cgroup,
-    /// Each uplink (`service.uplinks`) on a node that steers, through a link that is pinned under the
-    /// program's name and the device's index. Kernels without such links use a filter.
+    /// Each uplink (`service.uplinks`) on a node that steers connections, through a link that is pinned under
+    /// the program's name and the device's index. On kernels without such links, the program is attached as a
+    /// tc filter.
     Uplinks,
 }
 
 /// A program: one row of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Program {
-    /// The name used in the BPF object, for the program's links, and in documents. Programs attached to the
-    /// cgroup are named after their hook.
+    /// The program's name in the BPF object, in its link names, and in the documentation. Programs attached
+    /// to the cgroup are named after their hook.
     pub name: &'static str,
     /// The type of the program.
     pub kind: ProgramType,

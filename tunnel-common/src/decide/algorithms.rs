@@ -32,8 +32,8 @@ pub fn choose_offset<T: Maps + ?Sized>(
     select::offset_in(set, number)
 }
 
-/// Draws two random offsets in the set, and returns the one whose backend has fewer open connections in
-/// proportion to its share of the set. Returns the first if the two are equal.
+/// Picks two different random offsets in the set, and returns the one whose backend has fewer open
+/// connections in proportion to its share of the set. Returns the first if both are equally loaded.
 #[inline(always)]
 fn less_loaded<T: Maps + ?Sized>(maps: &T, frontend: &Frontend, traffic: Traffic) -> Option<u32> {
     let set = traffic.set(frontend);
@@ -66,8 +66,8 @@ fn load_at<T: Maps + ?Sized>(
     Some((maps.open_connections(index), share))
 }
 
-/// Returns the backend for a client with session affinity, which is either the stored one or a newly chosen
-/// one, and stores it with the current time.
+/// Chooses a client's backend under session affinity: the stored one if the client may keep it, or else one
+/// chosen by the algorithm. Stores the choice with the current time.
 #[inline(always)]
 pub fn choose_by_affinity<T: Maps + ?Sized>(
     maps: &T,

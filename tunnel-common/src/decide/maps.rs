@@ -32,7 +32,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the same set in the form used by [`Backend::sets`].
+    /// Returns the frontend's backend set for this traffic, in the form used by [`Backend::sets`].
     #[inline(always)]
     #[must_use]
     pub const fn membership(self, frontend: &Frontend) -> Membership {
@@ -52,11 +52,11 @@ impl Traffic {
         frontend.flags & flag != 0
     }
 
-    /// Returns true if the frontend's record itself contains the backends in the set.
+    /// Returns true if the frontend's record itself contains the backends for this traffic.
     #[inline(always)]
     #[must_use]
     pub const fn has_inline_backends(self, frontend: &Frontend) -> bool {
-        // `inline_backends` is the set for sockets, so packets may use it only if they use the same set.
+        // `inline_backends` holds the set for sockets, so packets may use it only if they use the same set.
         let inline = Self::Sockets.membership(frontend);
         self.membership(frontend).equals(inline) && is_few(self.set(frontend).len)
     }
@@ -233,7 +233,7 @@ pub struct AffinityChoice {
 impl AffinityChoice {
     /// The bit in the packed word that is set if the client already had this backend.
     const STORED: u64 = 1 << 32;
-    /// The packed word that stands for no backend.
+    /// The packed word for `None`.
     const NONE: u64 = u64::MAX;
 
     /// Packs the choice into one word, which a function can return in a register.

@@ -134,7 +134,7 @@ fn key_of(ip: [u8; 4]) -> FrontendKey {
     )
 }
 
-/// Returns a frontend's record without backends.
+/// Returns a frontend record without backends.
 pub(crate) const fn record(key: FrontendKey) -> Frontend {
     const NOTHING: IndexRange = IndexRange { base: 0, len: 0 };
     Frontend {

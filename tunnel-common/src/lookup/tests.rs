@@ -11,8 +11,8 @@ fn key(port: u16) -> FrontendKey {
     FrontendKey::new(address, Port::from_host(port), Protocol::TCP)
 }
 
-/// Looks up the key for port 80, and also returns how many times the hash was read. Successive reads return
-/// the elements of `indices`, and then its last element again and again. Record 1 has the key, record 0 has
+/// Looks up the key for port 80. Also returns how many times the index was read. Successive reads return the
+/// elements of `indices`, and after that keep returning the last one. Record 1 has the key, record 0 has
 /// another key, and there are no other records.
 fn found(indices: &[Option<u32>]) -> (Lookup<(u32, Frontend)>, usize) {
     let reads = Cell::new(0);

@@ -24,7 +24,7 @@ macro_rules! sizes {
         }
 
         impl MapSize {
-            /// All sizes, in the order in which they are in the config.
+            /// All sizes, in the order in which they appear in the config.
             pub const ALL: [Self; [$($default),+].len()] = [$(Self::$name),+];
 
             /// Returns the size's key in `bpf.maps`.
@@ -79,7 +79,7 @@ sizes! {
     /// Ranges of client addresses that may use a load balancer's address: each range of a Service port counts
     /// once, and adjacent ranges count as one.
     source_ranges, "sourceRanges": SourceRanges of Services = 4096;
-    /// Edge node addresses and ports that are steered.
+    /// Steered ports on edge nodes: each combination of node address and port counts once.
     steering, "steering": Steering of Steering = 16_384;
     /// Clients with session affinity: each client of each Service port counts once.
     affinity, "affinity": Affinity of Affinity = 16_384;
@@ -140,8 +140,8 @@ impl MapSizes {
         self.with_group(group, Self::uniform(Self::DISABLED))
     }
 
-    /// Derives the sizes of existing maps from the number of entries in each, which `entries` returns.
-    /// Returns `None` if a map is missing.
+    /// Derives the sizes with which existing maps were created from how many entries each has, as returned by
+    /// `entries`. Returns `None` if a map is missing.
     pub fn of_maps(entries: impl Fn(&Map) -> Option<u32>) -> Option<Self> {
         MapSize::ALL
             .into_iter()
@@ -201,8 +201,8 @@ pub enum Headroom {
     Update,
     /// One entry, for the daemon's probe.
     Probe,
-    /// As many entries as the size, because removed indices wait in quarantine before they are reused, and
-    /// one more for the probe.
+    /// As many additional entries as the size, because removed indices wait in quarantine before they are
+    /// reused, and one more for the probe.
     Quarantine,
 }
 

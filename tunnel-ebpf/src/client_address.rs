@@ -91,15 +91,16 @@ fn namespace_address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
 /// Returns a pointer to the first IPv4 address in a socket's network namespace that is valid beyond its link,
 /// or 0 if there is none.
 ///
-/// This is a global function because the verifier checks a global function only once. If the function were
-/// inlined, the verifier would check the rest of the program again for each of its exits.
+/// This is a global function because the verifier checks a global function only once. If it were inlined, the
+/// verifier would check the rest of the program again for each of the function's exits.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4(socket: usize) -> usize {
     find_address(socket, |device| device_v4(device)).unwrap_or(0)
 }
 
-/// Returns a pointer to the first IPv6 address that is not link-local, as [`first_v4`] does for IPv4.
+/// Returns a pointer to the first IPv6 address in a socket's network namespace that is not link-local, or 0
+/// if there is none. A global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {

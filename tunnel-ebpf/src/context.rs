@@ -88,7 +88,7 @@ pub(crate) fn kernel_offset<const FIELD: usize>() -> usize {
     KERNEL_OFFSETS[FIELD].load() as usize
 }
 
-/// A plain number, for which every bit pattern is valid.
+/// A plain type for which every bit pattern is valid.
 pub(crate) trait Plain: Copy {}
 
 impl Plain for u8 {}
@@ -175,7 +175,7 @@ pub(crate) trait Sock {
         read_sock(self.context(), offset_of!(bpf_sock, bound_dev_if)) != 0
     }
 
-    /// Returns the socket's source address, if bind() or an earlier connect() gave it one of the given
+    /// Returns the socket's source address, if bind() or an earlier connect() has set one of the given
     /// family.
     #[inline(always)]
     fn source_address(&self, is_v4: bool) -> Option<Address> {
@@ -313,7 +313,7 @@ impl<'a> Sock6<'a> {
     }
 }
 
-/// The offsets in the context of the words that make up an IPv6 address.
+/// The offsets, within the context, of the four words of an IPv6 address.
 const IP6: [usize; 4] = {
     let first = offset_of!(bpf_sock_addr, user_ip6);
     [first, first + 4, first + 8, first + 12]

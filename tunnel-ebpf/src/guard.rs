@@ -1,5 +1,5 @@
-//! The guard, which drops packets from uplinks to steering prefixes. The addresses in these prefixes are
-//! local to the node, so such packets would otherwise reach the ingress.
+//! The guard, which drops packets that arrive on uplinks and are addressed to steering prefixes. The
+//! addresses in these prefixes are local to the node, so such packets would otherwise reach the ingress.
 
 use aya_ebpf::programs::TcContext;
 use tunnel_common::{addr::Address, reason::Reason};
@@ -24,7 +24,7 @@ const TAG_SIZE: u32 = 4;
 /// The maximum number of VLAN tags to skip.
 const MAX_TAGS: u32 = 8;
 
-/// The offset of the destination address in the IP header (RFC 791 section 3.1, RFC 8200 section 3).
+/// The offsets of the destination address in IPv4 and IPv6 headers (RFC 791 section 3.1, RFC 8200 section 3).
 const DESTINATION_V4: u32 = 16;
 const DESTINATION_V6: u32 = 24;
 
@@ -60,7 +60,8 @@ pub(crate) fn filter(ctx: &TcContext) -> i32 {
             }
             is_dropped
         }),
-        // No network needs this many tags, and the destination address after them is unknown.
+        // Drops packets with even more tags: no network needs that many, and the destination address after
+        // them is unknown.
         protocol => is_tag(protocol),
     };
     if is_dropped {

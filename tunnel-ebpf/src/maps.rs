@@ -64,16 +64,17 @@ const REASONS: usize = Reason::CAPACITY as usize;
 
 /// The maps in the kernel, as the input for [`decide`].
 ///
-/// The larger steps of a choice are global functions, because the verifier checks a global function only
-/// once. If a step were inlined, the verifier would check the rest of the program again for each of the
+/// The larger steps of choosing a backend are global functions, because the verifier checks a global function
+/// only once. If a step were inlined, the verifier would check the rest of the program again for each of the
 /// step's exits.
 pub(crate) struct KernelMaps;
 
 impl decide::Maps for KernelMaps {
     #[inline(always)]
     fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
-        // SAFETY: the program runs in an RCU read section, so the element stays mapped. The kernel may
-        // meanwhile reuse the element for another key; `lookup::look_up` compares the key in the record.
+        // SAFETY: the program runs in an RCU read-side critical section, so the element stays mapped. The
+        // kernel may meanwhile reuse the element for another key; `lookup::look_up` checks the key in the
+        // record.
         unsafe { SERVICES.get(key) }.copied()
     }
 
@@ -302,12 +303,12 @@ extern "C" fn count_for_service(service: u32, is_refused: u32) -> u32 {
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket in the context.
     let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
-    // SAFETY: the value is null, or it stays mapped until the program ends. Only `touch` and
-    // `mark_overflowed` change it, and each of them changes a single word.
+    // SAFETY: the pointer is null, or the value stays mapped until the program ends. Only `touch` and
+    // `mark_overflowed` change the value, and each of them changes a single word.
     unsafe { value.cast_const().as_ref() }
 }
 
-/// Stores the time at which the flow was last used.
+/// Records the time at which a flow was last used.
 #[inline(always)]
 pub(crate) fn touch(origin: &'static Origin, now: u64) {
     let last_used = (&raw const origin.last_used).cast_mut();
@@ -324,8 +325,8 @@ pub(crate) fn mark_overflowed(origin: &'static Origin) {
     unsafe { flags.write_volatile(origin.flags | Origin::OVERFLOWED) };
 }
 
-/// Stores a socket's last translation, unless one is already stored. Returns the translation that is then
-/// stored, which may come from a concurrent thread, or `None` if there is no memory.
+/// Stores a socket's last translation, unless one is already stored. Returns the stored translation, which
+/// may be a concurrent thread's, or `None` if there is no memory.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket in the context. Readers see the value only after it has been
@@ -360,11 +361,11 @@ pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
     unsafe { value.cast_const().cast::<Origin>().as_ref() }
 }
 
-/// Returns an older translation of a socket, if the entry found contains the given key.
+/// Returns an older translation of a socket, if there is an entry that contains the given key.
 #[inline(always)]
 pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
-    // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another key, so
-    // the element is copied first, and then the key in the copy is compared.
+    // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another key, so it
+    // is copied first, and then the key in the copy is checked.
     let entry = unsafe { OVERFLOW.get(key) }.copied()?;
     if entry.key == *key {
         Some(entry.origin)
@@ -373,11 +374,12 @@ pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
     }
 }
 
-/// Stores an older translation of a socket. A full map evicts the least recently used entry.
+/// Stores an older translation of a socket. If the map is full, the kernel evicts the least recently used
+/// entry.
 #[inline(always)]
 pub(crate) fn insert_overflow(entry: &Overflow) {
-    // An insertion into an LRU hash fails only if every entry is in use at that moment. The flow then chooses
-    // a backend again.
+    // An insertion into an LRU hash map fails only if every entry is in use at that moment. A backend is then
+    // chosen again for the flow.
     #[expect(
         clippy::needless_borrows_for_generic_args,
         reason = "a copy takes stack space"

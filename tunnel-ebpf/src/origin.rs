@@ -68,8 +68,9 @@ impl<'a, S: Sock> Translations<'a, S> {
         None
     }
 
-    /// Returns the translation of a VIP, which is either the last one or an older one. If the socket has no
-    /// last translation, another thread may be replacing it at this moment, so the older ones are read too.
+    /// Returns the socket's translation of a VIP: either the last translation or an older one. If the socket
+    /// has no last translation, another thread may be replacing it at this moment, so the older ones are read
+    /// too.
     #[inline(always)]
     pub(crate) fn translation_of(&self, key: &FrontendKey) -> Option<Origin> {
         match self.last {
@@ -167,7 +168,7 @@ impl<'a, S: Sock> Translations<'a, S> {
     }
 }
 
-/// Handles the closing of a socket. If the socket has a translation, the close is counted.
+/// Handles the close of a socket, and counts it if the socket has a translation.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {

@@ -1,4 +1,4 @@
-//! Reads packets at tc, with bounds checks.
+//! Reads packets in tc programs, with bounds checks.
 #![expect(unsafe_code, reason = "packets are read by BPF helpers")]
 
 use aya_ebpf::{
@@ -6,7 +6,7 @@ use aya_ebpf::{
     helpers::generated::bpf_skb_load_bytes_relative, programs::TcContext,
 };
 
-/// Returns the network-layer protocol (`ETH_P_…`) in host byte order.
+/// Returns a packet's network-layer protocol (`ETH_P_…`) in host byte order.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     #[expect(

@@ -202,8 +202,8 @@ fn kept_translation<S: Sock>(
 ) -> Option<Origin> {
     let mut kept = translations.translation_of(key)?;
     let backend = decide::flow_backend(&KernelMaps, frontend, &kept, now)?;
-    // If the kernel reused the hash element during the copy, the copy mixes two translations. The key and the
-    // backend's entry are consistent, so the addresses are taken from them.
+    // If the kernel reused the hash element during the copy, the copy may mix two translations. The key and
+    // the backend's entry are unaffected, so the addresses are taken from them.
     kept.vip = key.address;
     kept.vip_port = key.port;
     kept.backend = backend.address;

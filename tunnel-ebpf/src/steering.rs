@@ -32,8 +32,8 @@ pub(crate) enum SteeringResult {
     Unstable,
 }
 
-/// Redirects a connection bound for a port on an edge node to the ingress. Only TCP connections are
-/// redirected, because kubelets serve nothing over UDP.
+/// Redirects a connection to the ingress if it is bound for a steered port on an edge node. Only TCP
+/// connections are redirected, because kubelets serve nothing over UDP.
 #[inline(always)]
 pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
     if key.protocol != Protocol::TCP || !context::is_steering_enabled() && !sock.is_daemon_socket()
@@ -93,9 +93,9 @@ pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
     host != 0 && host == sock.namespace()
 }
 
-/// Returns true if a socket may be in the host's network namespace. Until the host's cookie is known, that is
-/// any socket. On the host, a socket bound to a device can't reach the ingress, because the route goes
-/// through the loopback device.
+/// Returns true if a socket may be in the host's network namespace. Until the host's cookie is known, returns
+/// true for every socket. On the host, a socket bound to a device can't reach the ingress, because the route
+/// goes through the loopback device.
 #[inline(always)]
 fn may_be_on_host<S: Sock>(sock: &S) -> bool {
     let host = maps::host_namespace();

@@ -11,7 +11,7 @@
 //! - `kernel_log`: replaces one program with its logging variant, and reads its events
 //! - `batched_writes`: writes to the maps in batches
 //! - `guard`: attaches the guard to uplinks
-//! - `open_connections`: counts of open connections, by backend
+//! - `open_connections`: the counts of open connections, by backend
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `socket_storage`: reads the translations that are stored with sockets
 //! - `mounts`: mounts the file systems that a node needs

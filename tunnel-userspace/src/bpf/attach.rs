@@ -94,7 +94,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// A pin can't be created or replaced.
+    /// Returns an error if a pin can't be created or replaced.
     pub fn pin(self) -> io::Result<()> {
         self.links
             .iter()
@@ -130,7 +130,7 @@ pub(super) fn attach(
     Ok(attached)
 }
 
-/// The step that attaches a program to a hook that has no Culvert program yet.
+/// The name of the step that attaches a program to a hook without a Culvert program.
 const ATTACH: &str = "attach";
 
 /// The result of attaching one program.

@@ -20,7 +20,7 @@ use crate::reconcile::WriteError;
 /// port go into the same batch.
 const BATCH_SIZE: usize = 16_384;
 
-/// The maximum number of batches that may wait for the thread.
+/// The maximum number of batches that may wait for the writer thread.
 const QUEUED_BATCHES: usize = 1;
 
 /// The pending writes: the batch that is being filled, and the thread that writes earlier batches.
@@ -85,7 +85,7 @@ impl BatchWriter {
 }
 
 impl KernelMaps {
-    /// Submits the pending batch to the thread.
+    /// Submits the pending batch to the writer thread.
     pub(super) fn submit_batch(&mut self) {
         let Some(writes) = &mut self.batched_writes else {
             return;

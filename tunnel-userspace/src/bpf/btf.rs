@@ -15,8 +15,8 @@ pub(super) enum TypeKind {
 }
 
 const MAGIC: u16 = 0xeb9f;
-/// The size of an encoded type, without the data that depends on its kind, and the size of a member, both in
-/// bytes.
+/// The sizes in bytes of an encoded type, without the data that depends on its kind, and of an encoded
+/// member.
 const TYPE_SIZE: usize = 12;
 const MEMBER_SIZE: usize = 12;
 
@@ -29,8 +29,8 @@ const FUNC: u32 = 12;
 
 /// The maximum nesting depth to which anonymous members are searched.
 const MAX_DEPTH: u32 = 8;
-/// The maximum number of members that a search reads. No structure has nearly as many; the limit is for
-/// invalid BTF whose structures contain each other.
+/// The maximum number of members that a search reads. No structure has nearly as many; the limit bounds the
+/// search if the BTF is invalid and its structures contain each other.
 const MAX_MEMBERS: u32 = 100_000;
 
 /// The parsed BTF.
@@ -41,7 +41,7 @@ pub(super) struct Btf<'a> {
     offsets: Vec<usize>,
 }
 
-/// An encoded type.
+/// An encoded type: its header fields, and the bytes that follow them.
 struct Type<'a> {
     name: u32,
     kind: u32,
@@ -58,8 +58,8 @@ struct Type<'a> {
 pub(super) struct Member {
     /// The offset from the start of the structure, in bytes.
     pub(super) offset: u32,
-    /// The position of a bit field's first bit in that byte, counted from the lowest bit, or from the highest
-    /// on big-endian machines; 0 for other members.
+    /// The position of a bit field's first bit in the byte at `offset`, counted from the lowest bit, or from
+    /// the highest on big-endian machines; 0 for other members.
     pub(super) bit: u32,
     /// The width of a bit field in bits; 0 for other members.
     pub(super) width: u32,
@@ -117,8 +117,8 @@ impl<'a> Btf<'a> {
         self.member_within(id, name, MAX_DEPTH, &mut budget)
     }
 
-    /// Finds a member of `outer`, which is itself a structure. The returned offset is from the start of the
-    /// structure that contains `outer`.
+    /// Finds a member inside the member `outer`, which is itself a structure. The returned offset is from the
+    /// start of the structure that contains `outer`.
     pub(super) fn member_of(&self, outer: Member, name: &str) -> Option<Member> {
         let inner = self.member(outer.type_id, name)?;
         Some(Member {

@@ -33,7 +33,7 @@ pub enum CgroupError {
 ///
 /// # Errors
 ///
-/// The path is on another file system, or can't be read.
+/// Returns an error if the path is on another file system or can't be read.
 pub fn check(path: &Path) -> Result<(), CgroupError> {
     let found = statfs(path).map_err(|error| failed("inspect cgroup", path)(error.into()))?;
     if found.filesystem_type() == CGROUP2_SUPER_MAGIC {
@@ -47,7 +47,7 @@ pub fn check(path: &Path) -> Result<(), CgroupError> {
 ///
 /// # Errors
 ///
-/// No cgroup v2 hierarchy is mounted, or the mount table can't be read.
+/// Returns an error if no cgroup v2 hierarchy is mounted, or if the mount table can't be read.
 pub fn find_root() -> Result<PathBuf, CgroupError> {
     let table = Path::new("/proc/self/mounts");
     let mounts = fs::read_to_string(table).map_err(failed("read", table))?;

@@ -92,8 +92,8 @@ pub struct ProgramSettings {
 }
 
 impl ProgramSettings {
-    /// Returns the network and mask of a family's steering prefix. If the family has none, returns values
-    /// that match no address.
+    /// Returns the network and mask of the steering prefix for an address family. If the family has none,
+    /// returns values that match no address.
     fn network_and_mask(&self, is_v4: bool) -> ([u32; 4], [u32; 4]) {
         let prefix = self.prefixes.iter().find(|prefix| prefix.is_v4() == is_v4);
         prefix.map_or(([u32::MAX; 4], [0; 4]), |prefix| {
@@ -171,11 +171,11 @@ impl DataPath {
     ///
     /// If the existing maps have other sizes or an older layout, creates new maps next to them;
     /// [`Self::promote`] must then be called before [`Self::attach`]. Keeps the old sizes if the new ones
-    /// can't be applied. `now` is the time since the machine booted.
+    /// can't be applied. `now` is the time since boot.
     ///
     /// # Errors
     ///
-    /// A pin does not belong to Culvert, or the kernel rejects the maps or programs.
+    /// Returns an error if a pin does not belong to Culvert, or if the kernel rejects the maps or programs.
     pub fn load(
         pins: &PinDirectory,
         wanted: MapSizes,
@@ -256,7 +256,7 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// A directory can't be renamed or removed.
+    /// Returns an error if a directory can't be renamed or removed.
     pub fn promote(&mut self, pins: &PinDirectory) -> Result<(), PinError> {
         if self.new_maps.is_some() {
             pins.promote()?;
@@ -272,7 +272,7 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// Waiting for a grace period fails.
+    /// Returns an error if waiting for a grace period fails.
     pub fn merge_replaced_counts(&self, grace: &impl GracePeriod) -> io::Result<()> {
         if !self.open_connections.is_merged() {
             grace.wait()?;
@@ -285,7 +285,7 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// The map `host` can't be opened.
+    /// Returns an error if the map `host` can't be opened.
     pub fn guard(&self) -> Result<Guard, ReadError> {
         let host = MapHandle::open(&self.maps, &table::HOST)?;
         let (programs, links) = (self.uplink_programs.clone(), self.links.clone());
@@ -296,7 +296,7 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// A map can't be opened.
+    /// Returns an error if a map can't be opened.
     pub fn open_steering(&self) -> Result<KernelSteering, ReadError> {
         KernelSteering::open(&self.maps)
     }
@@ -311,7 +311,7 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// A map can't be opened.
+    /// Returns an error if a map can't be opened.
     pub fn open_maps(&self) -> Result<(KernelMaps, Counters), ReadError> {
         let open_connections = || Arc::clone(&self.open_connections);
         let maps = KernelMaps::open_with(&self.maps, open_connections(), self.is_new)?;
@@ -322,7 +322,7 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// The cgroup does not exist, or the kernel rejects a link.
+    /// Returns an error if the cgroup does not exist, or if the kernel rejects a link.
     pub fn attach(&self, cgroup: &Path) -> Result<Attached, AttachError> {
         attach::attach(&self.programs, &self.links, cgroup)
     }

@@ -78,11 +78,11 @@ impl Guard {
         }
     }
 
-    /// Runs the program on a frame, and returns its verdict: -1 to pass, 2 to drop.
+    /// Runs the guard program on a frame, and returns the verdict: -1 to pass, 2 to drop.
     ///
     /// # Errors
     ///
-    /// The kernel can't run the program.
+    /// Returns an error if the kernel can't run the program.
     pub fn run(&self, frame: &[u8]) -> io::Result<i32> {
         let options = TestRunOptions {
             data_in: Some(frame),
@@ -219,8 +219,8 @@ fn pinned_guards(links: &Path) -> Vec<(u32, PathBuf)> {
         .collect()
 }
 
-/// Returns true if a pin is the guard for a device: a tcx link to it, a tcx link to a removed device, or a
-/// filter's pinned program.
+/// Returns true if a pin is the guard for a device: a tcx link to that device, a tcx link to a removed
+/// device, or a filter's pinned program.
 pub(super) fn is_guard(pin: &Path, device: u32) -> io::Result<bool> {
     let object = sys::open_pin(pin)?;
     if let Some(found) = sys::link_info(object.as_fd())? {

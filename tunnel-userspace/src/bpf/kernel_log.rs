@@ -40,14 +40,14 @@ pub static OBJECT: &[u8] =
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The maximum number of events that are logged per interval. Further events wait in the ring buffer. When it
-/// is full, they are lost, and counted as lost.
+/// is full, new events are lost, and counted as lost.
 const MAX_PER_INTERVAL: u32 = 100;
 
 /// A kernel program whose events are logged.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelLog {
-    /// The program, named after its hook.
+    /// The program's name, such as `connect4`.
     pub program: String,
     /// The most detailed level that is logged.
     #[serde(default)]
@@ -89,8 +89,8 @@ pub struct KernelLogError {
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// A program that logs its events. Dropping it restores the plain program. The guard is an exception: its
-/// logging variant stays attached until the daemon next starts.
+/// A program that logs its events. Dropping this value restores the plain program. The guard is an exception:
+/// its logging variant stays attached until the daemon next starts.
 pub struct LoggingProgram {
     program: String,
     /// The link, and the plain program to restore; `None` for the guard.
@@ -106,7 +106,8 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// There is no such program, it is not attached, or the kernel rejects the variant.
+    /// Returns an error if there is no such program, if it is not attached, or if the kernel rejects the
+    /// variant.
     pub fn enable_logging(&mut self, wanted: &KernelLog) -> Result<LoggingProgram, KernelLogError> {
         let KernelLog { program, level } = wanted;
         let failed = |step| {
@@ -127,7 +128,7 @@ impl DataPath {
         });
         let logger = EbpfLogger::init_with_logger(&mut variant, Arc::clone(&writer))
             .map_err(|error| failed("open the ring buffer of")(error.into()))?;
-        // If the program can't be attached, `stop` is dropped, which ends the reader.
+        // If the program can't be attached, `stop` is dropped, which stops the reader.
         let reader = thread::Builder::new()
             .name("kernel log".to_owned())
             .spawn(move || read_events(logger, &writer))

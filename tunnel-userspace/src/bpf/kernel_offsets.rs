@@ -62,7 +62,7 @@ impl KernelOffsets {
 }
 
 /// The position of the bit `sk_kern_sock` in `struct sock`. The bit is set for kernel sockets: connecting one
-/// runs the hooks, but closing it runs none (see `inet_release` in net/ipv4/af_inet.c).
+/// runs the hooks, but closing it doesn't (see `inet_release` in net/ipv4/af_inet.c).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelSocketBit {
     /// The offset of the byte that contains the bit, from the start of the structure.

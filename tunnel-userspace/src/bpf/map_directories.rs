@@ -65,7 +65,7 @@ impl fmt::Display for Directory {
     }
 }
 
-/// One step in changing the directories.
+/// One change to the map directories.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum DirectoryChange {
     /// Remove all files in a directory, then the directory itself.
@@ -82,7 +82,7 @@ pub(super) fn complete_set(found: &Directories, layout: u32) -> Option<Directory
     let role = if exists(DirectoryRole::Current) {
         DirectoryRole::Current
     } else if !exists(DirectoryRole::Old) {
-        // The maps in the directory `next` may be incomplete.
+        // The maps in the `-next` directory may be incomplete.
         return None;
     } else if exists(DirectoryRole::Next) {
         // The old maps are renamed only after the new ones have been filled.
@@ -211,7 +211,7 @@ mod tests {
             Ok(())
         }
 
-        /// Simulates a start of the daemon that replaces the maps. It may be killed before any step.
+        /// Simulates the daemon starting and replacing the maps. It may be killed before any step.
         fn start(&mut self, number: u32) -> Result<(), Killed> {
             for layout in [0, LAYOUT] {
                 self.run(plan_recovery(&self.found(), layout))?;

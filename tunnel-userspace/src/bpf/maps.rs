@@ -25,7 +25,7 @@ pub struct KernelMaps {
     is_new: bool,
 }
 
-/// The maps for which writes may be batched.
+/// The maps to which writes may be batched.
 #[derive(Clone, Debug)]
 pub(super) struct ServiceMaps {
     pub(super) services: MapHandle<FrontendKey, u32>,
@@ -292,7 +292,7 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// The map can't be read.
+    /// Returns an error if the map can't be read.
     pub fn read(&self) -> Result<Vec<(Reason, u64)>, ReadError> {
         let reasons = Reason::COUNTED_BY_KERNEL.into_iter();
         reasons

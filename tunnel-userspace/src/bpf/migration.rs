@@ -37,10 +37,10 @@ pub(super) enum StartMaps {
 
 /// A plan for creating new maps next to the existing ones.
 pub(super) struct Migration {
-    /// The directory of the old maps.
+    /// The directory that holds the old maps.
     old_directory: PathBuf,
-    /// The sizes of the old maps, if they have this layout. If new maps can't be created, the daemon starts
-    /// with the old ones.
+    /// The sizes of the old maps, or `None` if these have an older layout. If the sizes are known and new
+    /// maps can't be created, the daemon starts with the old maps.
     pub(super) old_sizes: Option<MapSizes>,
     /// The sizes of the new maps.
     pub(super) sizes: MapSizes,
@@ -59,8 +59,8 @@ pub(super) fn plan(
     match pins.check()? {
         ExistingMaps::None => Ok(StartMaps::New(wanted)),
         ExistingMaps::Current(current) if current == wanted => Ok(StartMaps::Existing(current)),
-        // Programs may still use maps that an earlier start replaced. Another change now would leave three
-        // maps with counts of open connections, but only two can be added up.
+        // Programs may still use maps that were replaced when the daemon last started. Another change now
+        // would leave three maps with counts of open connections, but only two can be added up.
         ExistingMaps::Current(current)
             if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() =>
         {
@@ -72,7 +72,7 @@ pub(super) fn plan(
     }
 }
 
-/// Plans new maps of other sizes, if the contents of the existing maps fit into them.
+/// Plans new maps with other sizes, if the contents of the existing maps fit into them.
 fn plan_resize(
     old_directory: PathBuf,
     old_sizes: MapSizes,

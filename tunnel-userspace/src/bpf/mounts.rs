@@ -48,7 +48,7 @@ pub enum MountError {
 ///
 /// # Errors
 ///
-/// The kernel refuses the mount.
+/// Returns an error if the kernel refuses the mount.
 pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
     if file_system_type(nearest_existing(pins))? == BPF_FS_MAGIC {
         return Ok(None);
@@ -62,7 +62,7 @@ pub fn mount_bpffs(pins: &Path) -> Result<Option<PathBuf>, MountError> {
 ///
 /// # Errors
 ///
-/// The kernel refuses the mount.
+/// Returns an error if the kernel refuses the mount.
 pub fn mount_cgroups() -> Result<Option<PathBuf>, MountError> {
     match cgroup::find_root() {
         Ok(_) => Ok(None),

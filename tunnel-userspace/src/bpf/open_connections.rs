@@ -2,8 +2,8 @@
 //!
 //! Only the kernel programs change the counts. When a larger map replaces the old one, sockets that are
 //! already open stay counted in the old map, and new sockets are counted in the new map. Closing a socket
-//! decrements the count in the map of whichever program handles the close. So only the sum of both maps is
-//! right until no program uses the old map any more and its counts have been added to the new one.
+//! decrements the count in the map used by whichever program handles the close. Until no program uses the old
+//! map any more and its counts have been added to the new one, only the sum of both maps is right.
 
 use std::{
     io,

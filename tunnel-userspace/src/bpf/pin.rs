@@ -23,7 +23,7 @@ pub(super) struct Pin {
 }
 
 impl Pin {
-    /// Returns the entries of a directory, sorted by name. A missing directory has none.
+    /// Returns the entries of a directory, sorted by name, or none if the directory is missing.
     pub(super) fn all(directory: &Path) -> Result<Vec<Self>, PinError> {
         let read = match fs::read_dir(directory) {
             Ok(read) => read,
@@ -98,7 +98,7 @@ impl Pin {
         }
     }
 
-    /// Detaches the program if the pin is a link or filter, and removes the pin.
+    /// Detaches the program if the pin is for a link or a filter, and removes the pin.
     pub(super) fn remove(&self) -> Result<(), PinError> {
         let path = &self.path;
         if let Some((_, Some(device))) = attach::parse_pin_name(&self.name) {

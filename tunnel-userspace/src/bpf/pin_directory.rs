@@ -88,7 +88,7 @@ fn process_hint(pid: Option<&u32>) -> String {
 pub(super) enum ExistingMaps {
     /// There are no maps, or only an incomplete set.
     None,
-    /// Maps with this layout, and their sizes.
+    /// Maps with this version's layout, and their sizes.
     Current(MapSizes),
     /// Maps with an older layout, in this directory.
     Older(PathBuf),
@@ -109,7 +109,8 @@ impl PinDirectory {
     ///
     /// # Errors
     ///
-    /// The directory is not on a BPF file system, can't be created, or is locked by another process.
+    /// Returns an error if the directory is not on a BPF file system, can't be created, or is locked by
+    /// another process.
     pub fn lock(root: &Path) -> Result<Self, PinError> {
         let parent = nearest_existing(root);
         let kind = file_system_type(parent)?;
@@ -170,8 +171,8 @@ impl PinDirectory {
     ///
     /// # Errors
     ///
-    /// An object is foreign, has a newer layout, or is missing, in which case nothing is changed; or an
-    /// operation on a file or directory fails.
+    /// Returns an error if an object is foreign, has a newer layout, or is missing; in these cases, nothing
+    /// is changed. Also returns an error if an operation on a file or directory fails.
     pub(super) fn check(&self) -> Result<ExistingMaps, PinError> {
         let directories = self.directories()?;
         let links = Pin::all(&self.links())?;
@@ -233,7 +234,8 @@ impl PinDirectory {
         Ok((directories, foreign))
     }
 
-    /// Returns the map directories. Any other entry, except the directory for links, is an error.
+    /// Returns the map directories. Fails if there is any other entry, except the directory for links, or if
+    /// a layout is newer than this version's.
     fn directories(&self) -> Result<BTreeSet<Directory>, PinError> {
         let (directories, foreign) = self.entries()?;
         if let Some(path) = foreign.into_iter().next() {
@@ -312,7 +314,7 @@ impl PinDirectory {
     ///
     /// # Errors
     ///
-    /// A file or directory can't be removed.
+    /// Returns an error if a file or directory can't be removed.
     pub fn remove_unused(&self) -> Result<(), PinError> {
         self.apply(map_directories::plan_cleanup(
             &self.directories()?,
@@ -342,7 +344,7 @@ impl PinDirectory {
     ///
     /// # Errors
     ///
-    /// A program can't be detached, or a file or directory can't be removed.
+    /// Returns an error if a program can't be detached, or if a file or directory can't be removed.
     pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
         let (known, mut foreign) = self.entries()?;
         let is_known = |directory: &Directory| directory.layout <= LAYOUT_VERSION;

@@ -65,9 +65,9 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// A probe fails because a privilege is missing or memory is short.
+/// Returns an error if a probe fails because a privilege is missing or memory is short.
 pub fn probe() -> Result<Features, ProbeError> {
-    // If the capabilities can't be read, the kernel's error shows the cause later.
+    // If the capabilities can't be read, a later error from the kernel shows the cause.
     let missing = capabilities::missing(&[BPF, NET_ADMIN, PERFMON]).unwrap_or_default();
     if !missing.is_empty() {
         return Err(ProbeError::Capabilities { missing });

@@ -59,7 +59,7 @@ impl SocketIterator {
     ) -> io::Result<()> {
         let mut records = File::from(sys::open_iterator(self.link.as_fd())?);
         let mut batch = Vec::with_capacity(BATCH_SIZE);
-        // Ends after the last socket.
+        // The loop ends after the last socket.
         loop {
             // A read may end in the middle of a record. Every batch except the last is full.
             let room = u64::try_from(BATCH_SIZE - batch.len()).unwrap_or(0);
@@ -82,7 +82,7 @@ impl SocketIterator {
     }
 }
 
-/// The BTF id and the offsets in kernel structures, in bytes, that the program needs.
+/// The BTF id, and the byte offsets in kernel structures, that the program needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct IteratorOffsets {
     /// The BTF id of the kernel function that the program is attached to.

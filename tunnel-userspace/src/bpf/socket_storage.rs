@@ -1,4 +1,4 @@
-//! Reads the backends and the translations that are stored with sockets, to find sockets that still use
+//! Reads the backends, and the translations that are stored with sockets, to find sockets that still use
 //! removed backends.
 
 use std::{io, os::fd::AsFd as _, path::Path};
@@ -23,7 +23,7 @@ use crate::{
     sockets::{TranslatedSocket, TranslationMaps},
 };
 
-/// An error that can occur when opening the maps that hold the translations of sockets.
+/// An error that can occur when opening the maps that hold sockets' translations.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketStorageError {
     /// A map can't be opened.
@@ -41,7 +41,7 @@ fn into_io_error(error: ReadError) -> io::Error {
     error.source
 }
 
-/// The maps that hold the translations of sockets.
+/// The maps that hold sockets' translations.
 pub struct SocketStorage {
     iterator: SocketIterator,
     overflow: MapHandle<OverflowKey, Overflow>,
@@ -53,8 +53,8 @@ impl SocketStorage {
     ///
     /// # Errors
     ///
-    /// The maps do not exist, this process may not open them, or the kernel has no BPF iterators over socket
-    /// storage.
+    /// Returns an error if the maps do not exist, if this process may not open them, or if the kernel has no
+    /// BPF iterators over socket storage.
     pub fn open(bpffs: &Path) -> Result<Self, SocketStorageError> {
         data_path::raise_memory_limit();
         let directory = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);

@@ -165,7 +165,7 @@ pub(super) fn create_link(
         LinkTarget::Cgroup(directory, _) => attr.fd(4, directory),
         LinkTarget::Device(device) => attr.u32(4, device).u32(12, BPF_F_BEFORE),
     };
-    // SAFETY: no pointers; the command returns a descriptor.
+    // SAFETY: the attribute contains no pointers; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }
 }
 
@@ -184,18 +184,18 @@ pub(super) fn supports_tcx(instructions: &[u64]) -> io::Result<bool> {
     }
 }
 
-/// Atomically replaces the program of a link.
+/// Atomically replaces a link's program.
 pub(super) fn update_link(link: BorrowedFd<'_>, program: &ProgramFd) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link).fd(4, program.as_fd());
-    // SAFETY: no pointers.
+    // SAFETY: the attribute contains no pointers.
     unsafe { attr.call(BPF_LINK_UPDATE) }.map(drop)
 }
 
-/// Detaches a link's program immediately. The link itself exists until it has been closed and unpinned, and
-/// the kernel frees it some time later.
+/// Detaches a link's program immediately. The kernel frees the link itself some time after it has been closed
+/// and unpinned.
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = Attr::new().fd(0, link);
-    // SAFETY: no pointers.
+    // SAFETY: the attribute contains no pointers.
     unsafe { attr.call(BPF_LINK_DETACH) }.map(drop)
 }
 
@@ -256,9 +256,9 @@ fn is_bpf_object(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(name.replace('_', "-") == format!("anon-inode:bpf-{kind}"))
 }
 
-/// Opens the map for a row of the table by its pin in a directory. Also returns the map's number of entries.
-/// Fails if the map's type, sizes or flags differ from the row, or if its key and value sizes differ from the
-/// sizes of `K` and `V`.
+/// Opens the map that a row of the table describes, through its pin in a directory. Also returns the map's
+/// number of entries. Fails if the map's type, sizes or flags differ from the row, or if its key and value
+/// sizes differ from the sizes of `K` and `V`.
 pub(super) fn open_map<K, V>(directory: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
         let map = open_pin(&directory.join(row.name))?;
@@ -356,6 +356,6 @@ pub(super) fn attach_iterator(
 /// Starts an iteration. Its results can be read from the returned file descriptor.
 pub(super) fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let attr = Attr::new().fd(0, link);
-    // SAFETY: no pointers; the command returns a descriptor.
+    // SAFETY: the attribute contains no pointers; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_ITER_CREATE) }
 }

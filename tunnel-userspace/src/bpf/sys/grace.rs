@@ -27,10 +27,10 @@ impl RcuGrace {
     ///
     /// # Errors
     ///
-    /// The kernel can't create the maps.
+    /// Returns an error if the kernel can't create the maps.
     pub fn new() -> io::Result<Self> {
         let array = |kind| Attr::new().u32(0, kind).u32(4, 4).u32(8, 4).u32(12, 1);
-        // SAFETY: no pointers; the command returns a descriptor.
+        // SAFETY: the attribute contains no pointers; the command returns a descriptor.
         let inner = unsafe { array(BPF_MAP_TYPE_ARRAY).call_for_fd(BPF_MAP_CREATE)? };
         let outer = array(BPF_MAP_TYPE_ARRAY_OF_MAPS).fd(20, inner.as_fd());
         // SAFETY: as above.

@@ -45,7 +45,7 @@ impl<K, V> Clone for MapHandle<K, V> {
 }
 
 impl<K: Plain, V: Plain> MapHandle<K, V> {
-    /// Opens the map for a row of the table by its pin in a directory.
+    /// Opens the map that a row of the table describes, through its pin in a directory.
     pub(in crate::bpf) fn open(directory: &Path, row: &'static Map) -> Result<Self, ReadError> {
         let (fd, entries) = open_map::<K, V>(directory, row)?;
         Ok(Self {
@@ -80,7 +80,7 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
     pub(in crate::bpf) fn read_all(&self) -> Result<Vec<(K, V)>, ReadError> {
         let mut found = Vec::new();
         let mut last = None;
-        // Ends after the last key.
+        // The loop ends after the last key.
         while let Some(key) = self.key_after(last.as_ref())? {
             found.extend(self.find(&key)?.map(|value| (key, value)));
             last = Some(key);

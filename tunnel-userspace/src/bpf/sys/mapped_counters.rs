@@ -19,7 +19,7 @@ unsafe impl Send for MappedCounters {}
 unsafe impl Sync for MappedCounters {}
 
 impl MappedCounters {
-    /// Maps into memory the array `conns` that is pinned in a directory.
+    /// Memory-maps the array `conns` that is pinned in a directory.
     pub(in crate::bpf) fn open(directory: &Path) -> Result<Self, ReadError> {
         let (map, entries) = open_map::<u32, u64>(directory, &CONNS)?;
         let mapped = || -> io::Result<Self> {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// Returns the address `number` places after `address`.
+/// Returns the address that is `number` places after `address`.
 #[must_use]
 pub fn nth_address(address: IpAddr, number: u32) -> IpAddr {
     match address {

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use crate::http::ResponseHead;
 
-/// The timeout for a response, long enough for a list of 100,000 Services.
+/// The timeout for a response: long enough for a list of 100,000 Services.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A response from the daemon.
@@ -39,13 +39,14 @@ pub fn get(socket: &Path, path: &str) -> Result<Response> {
     })
 }
 
-/// Returns the value of a metric. `name` includes the labels exactly as they are printed.
+/// Returns the value of a metric in the text of `/metrics`. `name` includes the labels exactly as printed
+/// there.
 #[must_use]
 pub fn metric(metrics: &str, name: &str) -> Option<u64> {
     let value = metrics
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    // The value may have a fractional part, and a timestamp may follow it.
+    // Strip any fractional part of the value, and any timestamp after it.
     value.split([' ', '.']).next()?.parse().ok()
 }
 

@@ -1,4 +1,4 @@
-//! The lab's cgroups. They are always below the root of a hierarchy, never the root itself.
+//! The lab's cgroups, which are always below a hierarchy's root and never the root itself.
 
 use std::{
     ffi::OsString,
@@ -17,17 +17,17 @@ use nix::{
 
 use crate::wait;
 
-/// The time limit for a cgroup's killed processes to exit.
+/// The time limit for a cgroup's processes to exit after they are killed.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
-/// Returns the mount point of the cgroup v2 hierarchy, even if version 1 is mounted as well.
+/// Returns the mount point of the cgroup v2 hierarchy, even if v1 hierarchies are mounted as well.
 pub fn mount_point() -> Result<PathBuf> {
     let mounted = mount_points("cgroup2")?.into_iter().next();
     mounted.context("no cgroup2 file system is mounted")
 }
 
-/// Returns the mount points of the version 1 hierarchies, one per controller. The list is empty if only
-/// version 2 is mounted.
+/// Returns the mount points of the cgroup v1 hierarchies, usually one per controller. The list is empty if
+/// only v2 is mounted.
 pub fn v1_mount_points() -> Result<Vec<PathBuf>> {
     mount_points("cgroup")
 }
@@ -37,7 +37,7 @@ fn mount_points(kind: &str) -> Result<Vec<PathBuf>> {
     Ok(parse_mounts(&mounts, kind))
 }
 
-/// Returns the mount points of all file systems of the given type.
+/// Returns the mount points of all file systems of the given type in a mount table.
 fn parse_mounts(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     let target = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -48,8 +48,8 @@ fn parse_mounts(mounts: &[u8], kind: &str) -> Vec<PathBuf> {
     lines.filter_map(target).collect()
 }
 
-/// Unescapes a field of the mount table, in which spaces, tabs, newlines and backslashes are written as `\`
-/// and three octal digits.
+/// Unescapes a field in the mount table, which escapes a space, tab, newline or backslash as `\` and three
+/// octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -64,7 +64,7 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(plain))
 }
 
-/// Creates a cgroup and any missing parents.
+/// Creates a cgroup, including any missing parents.
 pub fn create(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot create cgroup {}", path.display()))
 }
@@ -93,7 +93,7 @@ fn remove_once(path: &Path) -> io::Result<()> {
     }
     for process in processes(path)? {
         match kill(process, Signal::SIGKILL) {
-            // The process may have exited since the list was read.
+            // The process may have exited since the list of processes was read.
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => return Err(error.into()),
         }
@@ -107,17 +107,17 @@ pub fn processes_below(path: &Path) -> io::Result<Vec<Pid>> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            // The cgroup may have been removed since the directory was read.
+            // The child cgroup may have been removed since the directory was read.
             found.extend(processes_below(&entry.path()).unwrap_or_default());
         }
     }
     Ok(found)
 }
 
-/// Returns the processes in the cgroup itself, not those in its descendants.
+/// Returns the processes in the cgroup itself, excluding those in its descendants.
 fn processes(path: &Path) -> io::Result<Vec<Pid>> {
     let text = fs::read_to_string(path.join("cgroup.procs"))?;
-    // 0 stands for a process in another PID namespace.
+    // The kernel lists a process in another PID namespace as 0.
     Ok(text
         .lines()
         .filter_map(|line| line.parse().ok())

@@ -1,4 +1,4 @@
-//! Real time, for measurements and paced loads. No other module reads the clock.
+//! Real time, for measurements and for pacing loads. No other module reads the clock.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// A point in real time.
 pub type Instant = std::time::Instant;
 
-/// Sleeps in real time, either between two attempts of a paced load or between two checks of a condition.
+/// Sleeps in real time. Used only between the attempts of a paced load and between checks of a condition.
 pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }

@@ -1,5 +1,5 @@
-//! An instance of Culvert: `culvert node` with its own cgroup, BPF file system, manifest directory and state
-//! directory.
+//! An instance of Culvert: a `culvert node` daemon with its own cgroup, BPF file system, manifest directory
+//! and state directory.
 
 mod settings;
 
@@ -24,13 +24,13 @@ use crate::{
     wait,
 };
 
-/// The time limit for the daemon to become ready, even with as many Services as fit in memory.
+/// The time limit for the daemon to become ready: long enough for as many Services as fit in memory.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// The node's name, both in its config and in its Node object.
 pub const NODE_NAME: &str = "node-a";
 
-/// An instance of `culvert node`. The daemon is killed on drop.
+/// An instance of `culvert node`. Its daemon is killed on drop.
 #[derive(Debug)]
 pub struct Instance {
     daemon: Daemon,
@@ -40,7 +40,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Prepares an instance: creates its directories, its config and the manifest of its Node.
+    /// Prepares an instance by creating its directories, its config and the manifest of its Node.
     pub fn new(
         host: Sandbox,
         directory: PathBuf,
@@ -67,7 +67,7 @@ impl Instance {
         NodeObject::new(NODE_NAME, [HOST_V4.into(), HOST_V6.into()])
     }
 
-    /// Returns the sandbox that the daemon runs in.
+    /// Returns the sandbox in which the daemon runs.
     #[must_use]
     pub const fn host(&self) -> &Sandbox {
         &self.host
@@ -90,20 +90,20 @@ impl Instance {
         self.directory.join("state")
     }
 
-    /// Returns the path of the daemon's Unix socket.
+    /// Returns the path of the daemon's admin socket, a Unix socket.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.state().join("admin.sock")
     }
 
-    /// Returns the directory that `bpf.bpffs` is set to, as the daemon sees it.
+    /// Returns the path that `bpf.bpffs` is set to, which exists only inside the host's mount namespace.
     #[must_use]
     pub fn bpffs_inside(&self) -> PathBuf {
         self.directory.join("bpffs/culvert")
     }
 
-    /// Returns the directory that `bpf.bpffs` is set to, as seen from outside the host's mount namespace, so
-    /// that pins can be opened.
+    /// Returns a path by which the directory in `bpf.bpffs` can be reached from outside the host's mount
+    /// namespace, for example to open pins.
     #[must_use]
     pub fn bpffs(&self) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.host.pid()));
@@ -153,7 +153,7 @@ impl Instance {
         )
     }
 
-    /// Changes the map sizes in the config. They take effect the next time the daemon starts.
+    /// Changes the map sizes in the config. The change takes effect when the daemon next starts.
     pub fn resize(&self, change: impl FnOnce(&mut InstanceSettings)) -> Result<()> {
         let mut settings = self.settings.clone();
         change(&mut settings);
@@ -174,8 +174,7 @@ impl Instance {
         format!("tunnel:\n  steering: {{}}\n  gateway: {{}}\n{end}")
     }
 
-    /// Returns the directory that holds the gateway's certificate, in the layout that `culvert ca issue`
-    /// writes.
+    /// Returns the directory that contains the gateway's certificate, laid out as by `culvert ca issue`.
     #[must_use]
     pub fn identity_directory(&self) -> PathBuf {
         self.directory.join("identity")
@@ -186,8 +185,8 @@ impl Instance {
         &self.settings.culvert
     }
 
-    /// Puts a manifest into the manifest directory the way editors do: writes a draft elsewhere, then renames
-    /// it.
+    /// Adds or replaces a manifest in the manifest directory as an editor would: writes it to a file
+    /// elsewhere, then renames that file.
     pub fn apply(&self, manifest: impl Into<Manifest>) -> Result<()> {
         let Manifest { file, text } = manifest.into();
         let draft = self.directory.join(format!("{file}.draft"));
@@ -196,7 +195,7 @@ impl Instance {
             .with_context(|| format!("cannot move {file} into the directory of manifests"))
     }
 
-    /// Removes a manifest from the manifest directory.
+    /// Removes a file from the manifest directory.
     pub fn delete(&self, file: &str) -> Result<()> {
         fs::remove_file(self.manifests().join(file))
             .with_context(|| format!("cannot remove the manifest {file}"))
@@ -208,18 +207,18 @@ impl Instance {
         self.wait_ready()
     }
 
-    /// Starts the daemon without waiting for it to become ready.
+    /// Starts the daemon, but does not wait until it is ready.
     pub fn launch(&self) -> Result<()> {
         self.launch_with(&[])
     }
 
-    /// Starts the daemon by running `command` with the daemon's command line appended.
+    /// Starts the daemon with `command` as a prefix of its command line.
     pub fn launch_with(&self, command: &[String]) -> Result<()> {
         let argv = [command, &self.command_line(&["node"])?].concat();
         self.daemon.start(&self.host, &argv)
     }
 
-    /// Waits until the launched daemon is live. It may still not be ready, for instance because a port is in
+    /// Waits until the launched daemon is live. It may still not be ready, for example because a port is in
     /// use or a map is full.
     pub fn wait_ready(&self) -> Result<()> {
         let ready = wait::until_ready(READY_LIMIT, || self.daemon.try_wait(), || self.is_live());
@@ -255,13 +254,13 @@ impl Instance {
         self.start()
     }
 
-    /// Returns the daemon's process ID, or `None` before it is started and after it is stopped.
+    /// Returns the daemon's process ID, or `None` if the daemon has not been started or has been stopped.
     #[must_use]
     pub fn daemon_pid(&self) -> Option<i32> {
         self.daemon.pid()
     }
 
-    /// Returns the log, including the output of this instance's earlier processes.
+    /// Returns the daemon's log, including what earlier processes of this instance have written to it.
     #[must_use]
     pub fn logs(&self) -> String {
         self.daemon.logs()
@@ -288,13 +287,14 @@ impl Instance {
         Ok(admin::get(&self.admin_socket(), "/metrics")?.body)
     }
 
-    /// Returns the counter of the reason with the given label, or 0 if the metrics don't include it.
+    /// Returns the value of the counter for the reason with the given label, or 0 if the metrics don't
+    /// include that reason.
     pub fn reason_count(&self, label: &str) -> Result<u64> {
         let name = format!("culvert_reason_total{{reason=\"{label}\"}}");
         Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
     }
 
-    /// Runs another `culvert` subcommand with this instance's config, and waits for it to exit.
+    /// Runs another `culvert` subcommand with this instance's config, and waits until it exits.
     pub fn culvert(&self, arguments: &[&str]) -> Result<Output> {
         self.host
             .command(&self.command_line(arguments)?)

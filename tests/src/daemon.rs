@@ -1,5 +1,5 @@
-//! A daemon under test: a process that can be started and stopped repeatedly and that always appends to the
-//! same log file.
+//! A daemon under test, which can be started and stopped repeatedly. All its processes append to the same log
+//! file.
 
 use std::{
     path::PathBuf,
@@ -19,7 +19,7 @@ use crate::{
 /// The time limit for a daemon to exit.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// A daemon, which may or may not be running. It is killed on drop.
+/// A daemon, running or not. It is killed on drop.
 #[derive(Debug)]
 pub struct Daemon {
     process: Mutex<Option<Process>>,
@@ -27,7 +27,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Creates a daemon that writes to the given log file. It isn't started yet.
+    /// Creates a daemon that writes to the given log file, but does not start it.
     #[must_use]
     pub fn new(log: PathBuf) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Daemon {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the daemon in a sandbox, without waiting for it to become ready.
+    /// Starts the daemon in a sandbox, but does not wait until it is ready.
     pub fn start(&self, sandbox: &Sandbox, argv: &[String]) -> Result<()> {
         let mut process = self.process();
         ensure!(process.is_none(), "the daemon is already running");
@@ -48,7 +48,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the daemon's process ID, or `None` before it is started and after it is stopped.
+    /// Returns the daemon's process ID, or `None` if the daemon has not been started or has been stopped.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.process().as_ref().map(Process::pid)
@@ -60,14 +60,14 @@ impl Daemon {
         process.signal(signal)
     }
 
-    /// Returns the exit status if the daemon has exited by itself.
+    /// Returns the daemon's exit status if the daemon has exited without being stopped.
     pub fn try_wait(&self) -> Result<Option<Exit>> {
         let process = self.process();
         let process = process.as_ref().context("the daemon isn't running")?;
         process.try_wait()
     }
 
-    /// Stops the daemon with a signal. Unless the signal is SIGKILL, the daemon must exit successfully.
+    /// Stops the daemon with a signal. It must exit successfully, unless the signal is SIGKILL.
     pub fn stop(&self, signal: Signal) -> Result<()> {
         let process = self.process().take().context("the daemon isn't running")?;
         process.signal(signal)?;

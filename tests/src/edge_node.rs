@@ -5,9 +5,9 @@
 //!      2001:db8::1                           2001:db8:51::2    10.20.0.7, fd00:20::7
 //! ```
 //!
-//! The sandbox `outside` forwards packets between the two. Its only route to the edge is to the edge node's
-//! link address, which stands in for the NAT address of a remote site. The addresses in the edge node's Node
-//! object are unreachable from the cloud: a connection that isn't steered fails at once.
+//! The sandbox `outside` forwards packets between the host and the edge node. Its only route to the edge node
+//! is to the node's link address, which stands in for a remote site's NAT address. The addresses in the edge
+//! node's Node object are unreachable from the cloud, so a connection that isn't steered fails at once.
 
 use std::{
     fs,
@@ -37,20 +37,20 @@ pub const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 7);
 /// The gateway's default port.
 const GATEWAY_PORT: u16 = 10_262;
 
-/// The address ranges of edge nodes. They are unreachable from the cloud.
+/// The address ranges that contain the edge nodes' addresses. They are unreachable from the cloud.
 const EDGE_RANGES: [&str; 2] = ["10.20.0.0/24", "fd00:20::/64"];
 
-/// The edge node's address on its link, which stands in for the NAT address of a remote site.
+/// The edge node's IPv4 address on its link, which stands in for a remote site's NAT address.
 pub const LINK_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
-/// The IPv4 and IPv6 addresses on the link. In each pair, the address of the sandbox `outside` comes first,
-/// then the edge node's.
+/// The IPv4 and IPv6 addresses on the link. Each pair consists of the address of the sandbox `outside` and
+/// the edge node's address.
 const LINK_ADDRESSES: [[&str; 2]; 2] = [
     ["198.51.100.1", "198.51.100.2"],
     ["2001:db8:51::1", "2001:db8:51::2"],
 ];
 
-/// The priority of the routing rules that drop all packets on the link, in both directions.
+/// The priority of the routing rules that cut the link by dropping all packets on it, in both directions.
 const CUT_PRIORITY: u32 = 5;
 
 /// An edge node. Its agent is killed on drop.
@@ -79,7 +79,7 @@ impl EdgeNode {
         })
     }
 
-    /// Returns the edge node's sandbox, that is, its network namespace and cgroup.
+    /// Returns the edge node's sandbox, which consists of its network namespace and its cgroup.
     #[must_use]
     pub const fn sandbox(&self) -> &Sandbox {
         &self.sandbox
@@ -91,8 +91,7 @@ impl EdgeNode {
         NodeObject::new(EDGE_NAME, [EDGE_V4.into(), EDGE_V6.into()]).edge()
     }
 
-    /// Returns the directory that holds the agent's certificate, in the layout that `culvert ca issue`
-    /// writes.
+    /// Returns the directory that contains the agent's certificate, laid out as by `culvert ca issue`.
     #[must_use]
     pub fn identity_directory(&self) -> PathBuf {
         self.directory.join("identity")
@@ -105,7 +104,7 @@ impl EdgeNode {
     }
 
     /// Starts a kubelet-like server on the edge node. Its certificate is valid for the addresses in the Node
-    /// object and is issued by a separate CA.
+    /// object, and is issued by a CA of its own.
     pub fn serve_kubelet(&self, ports: &[u16]) -> Result<Server> {
         let files = self.kubelet_files();
         let authority = Authority::new("kubelets")?;
@@ -125,8 +124,8 @@ impl EdgeNode {
         Server::start(&self.sandbox, &options)
     }
 
-    /// Starts `culvert agent` and allows it to dial the given ports on the edge node. The agent reads its
-    /// certificate from [`EdgeNode::identity_directory`].
+    /// Starts `culvert agent`, which reads its certificate from [`EdgeNode::identity_directory`]. It may dial
+    /// the given ports on the edge node.
     pub fn start_agent(&self, ports: [u16; 2]) -> Result<()> {
         let (config, state) = (
             self.directory.join("culvert.yaml"),
@@ -156,7 +155,7 @@ impl EdgeNode {
         &self.agent
     }
 
-    /// Cuts the link: packets in both directions are silently dropped.
+    /// Cuts the link, so that packets in both directions are silently dropped.
     pub fn cut_link(&self) -> Result<()> {
         self.change_drop_rules("add")
     }
@@ -178,7 +177,7 @@ impl EdgeNode {
     }
 }
 
-/// Formats the part of the config that gateways and agents have in common: the certificate files and the
+/// Formats the config sections that gateways and agents share: the paths of the certificate files, and the
 /// session timers.
 pub(crate) fn identity_and_session_config(identity: &Path) -> String {
     let PemFiles { ca, cert, key } = PemFiles::issued(identity);

@@ -1,9 +1,9 @@
-//! Executors: processes that keep a sandbox alive and carry out, inside it, the requests that they receive
-//! over a socket pair.
+//! Executors: processes that keep a sandbox alive, and that perform in it the requests they receive over a
+//! socket pair.
 //!
-//! The kernel chooses the programs for a socket by the cgroup and network namespace of the socket itself. A
-//! socket that an executor creates and passes to this process therefore behaves as if this process were in
-//! the sandbox.
+//! The kernel selects the programs that run for a socket by the socket's own cgroup and network namespace. So
+//! if an executor creates a socket and passes it to this process, the socket behaves as if this process were
+//! in the sandbox.
 
 use std::{
     io,
@@ -34,24 +34,26 @@ pub(crate) mod child;
 pub mod process;
 pub mod wire;
 
-/// The timeout for a request. An executor responds at once unless it is broken.
+/// The timeout for a response. Unless it is broken, an executor responds at once.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The properties of a sandbox.
 #[derive(Args, Clone, Debug)]
 pub struct SandboxSpec {
-    /// The ID of a process whose network namespace the sandbox joins; by default, a new namespace is created.
+    /// The ID of a process in the network namespace that the sandbox should join. By default, the sandbox
+    /// gets a new network namespace.
     #[arg(long)]
     pub network_of: Option<u32>,
-    /// The path of an existing cgroup.
+    /// The path of the sandbox's cgroup, which must exist.
     #[arg(long)]
     pub cgroup: PathBuf,
-    /// The directory on which to mount a BPF file system, in a new mount namespace.
+    /// A directory on which to mount a BPF file system, in a new mount namespace. By default, none is
+    /// mounted.
     #[arg(long)]
     pub bpffs: Option<PathBuf>,
 }
 
-/// A sandbox's executor. When it is dropped, all processes in the sandbox are killed.
+/// A sandbox's executor. Dropping it kills all processes in the sandbox.
 #[derive(Debug)]
 pub struct Executor {
     process: Mutex<Child>,
@@ -82,8 +84,8 @@ impl Executor {
         if let Some(directory) = &spec.bpffs {
             command.arg("--bpffs").arg(directory);
         }
-        // The executor gets its own process group, so that an interrupt at the terminal reaches only the
-        // process that cleans up.
+        // The executor gets its own process group, so that an interrupt from the terminal reaches only this
+        // process, which cleans up.
         let process = command
             .stdin(Stdio::from(peer_end))
             .stdout(Stdio::null())
@@ -96,8 +98,8 @@ impl Executor {
             pid,
             channel: Mutex::new(channel),
         };
-        // This process's copy of the executor's end must be closed; otherwise, neither side would notice when
-        // the other one exits.
+        // Close this process's copy of the executor's end of the socket pair. Otherwise, neither side would
+        // notice that the other one has exited.
         drop(command);
         executor
             .call::<()>(&Request::Greet, &[])
@@ -139,7 +141,7 @@ impl Executor {
         socket.map(Socket::from).ok_or_else(unexpected)
     }
 
-    /// Starts a process in the sandbox and returns its process ID. The process is killed when the executor
+    /// Starts a process in the sandbox, and returns its process ID. The process is killed when the executor
     /// exits.
     pub(crate) fn spawn(
         &self,
@@ -166,14 +168,14 @@ impl Executor {
         self.call(&Request::Signal { pid, signal }, &[])
     }
 
-    /// Writes a file from within the sandbox, where `/proc/sys/net` belongs to the sandbox's network
+    /// Writes a file from within the sandbox. There, `/proc/sys/net` belongs to the sandbox's network
     /// namespace.
     pub fn write(&self, path: &Path, text: &str) -> Result<()> {
         let (path, text) = (path.to_owned(), text.to_owned());
         self.call(&Request::Write { path, text }, &[])
     }
 
-    /// Sends a request, and turns a failure reported in the response into an error.
+    /// Sends a request and receives the response. Returns an error if the response reports a failure.
     fn call<T: DeserializeOwned>(&self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<T> {
         let (response, _) = self.exchange(request, files)?;
         response.map_err(|failure| anyhow!(failure.message))
@@ -200,8 +202,8 @@ impl Drop for Executor {
             .process
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        // When the executor dies, the sandbox's processes are killed, and the kernel removes its mounts and
-        // interfaces.
+        // When the executor exits, all processes in the sandbox are killed, and the kernel removes the
+        // sandbox's mounts and network interfaces.
         drop(process.kill());
         drop(wait::until(RESPONSE_TIMEOUT, || {
             !matches!(process.try_wait(), Ok(None))

@@ -1,5 +1,5 @@
-//! A server that behaves like a kubelet, and a client for it: HTTP/1.1 over TLS 1.3, with upgrades,
-//! half-closes, stalls and resets. Both record the events on each connection.
+//! A server that behaves like a kubelet, and a client for it. They use HTTP/1.1 over TLS 1.3, including
+//! upgrades, half-closes, stalls and resets. The server records the events on each connection.
 //!
 //! | request | response |
 //! |---|---|
@@ -26,13 +26,14 @@ use serde::{Deserialize, Serialize};
 pub mod client;
 pub mod server;
 
-/// The bytes that the server sends right after the head of an upgrade response, in the same segment.
+/// The bytes that the server sends after the head of an upgrade response, in the same segment.
 pub const FIRST_BYTES: &[u8] = b"first bytes of the upgraded stream";
 
-/// The length of the repeating pattern: a prime, so that swapped blocks change the digest.
+/// The length of the repeating pattern. It is prime, so that swapping two blocks of a body changes the
+/// digest.
 const PATTERN: usize = 65_521;
 
-/// Returns the pattern that the bodies repeat.
+/// Returns the pattern that fills the bodies, repeatedly.
 #[must_use]
 pub fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -47,7 +48,7 @@ pub fn pattern() -> Vec<u8> {
     bytes
 }
 
-/// Sends a body of `length` bytes and returns its sum.
+/// Sends a body of `length` bytes, and returns its sum.
 pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
     let pattern = pattern();
     let mut builder = SumBuilder::default();
@@ -65,7 +66,7 @@ pub fn send(to: &mut impl Write, length: u64) -> Result<Sum> {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Sum {
     pub bytes: u64,
-    /// The digest in hexadecimal.
+    /// The digest as hexadecimal digits.
     pub digest: String,
 }
 
@@ -87,7 +88,7 @@ impl FromStr for Sum {
     }
 }
 
-/// Computes the [`Sum`] of bytes that are added piece by piece.
+/// Computes the [`Sum`] of bytes that are added part by part.
 #[derive(Clone)]
 pub struct SumBuilder {
     bytes: u64,
@@ -115,7 +116,7 @@ impl SumBuilder {
         self.bytes
     }
 
-    /// Returns the sum of the bytes added so far.
+    /// Returns the sum of all the bytes added.
     #[must_use]
     pub fn finish(self) -> Sum {
         let digest = self.context.finish();
@@ -130,7 +131,7 @@ impl SumBuilder {
     }
 }
 
-/// Converts a byte count to the type used in records.
+/// Converts a byte count to the type that sums and records use.
 pub(crate) fn count(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
@@ -139,7 +140,7 @@ pub(crate) fn count(bytes: usize) -> u64 {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ConnectionRecord {
     pub peer: SocketAddr,
-    /// The events on the connection, in order.
+    /// The events on the connection, in the order in which they occurred.
     pub steps: Vec<String>,
     pub over: bool,
 }

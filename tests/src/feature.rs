@@ -1,4 +1,4 @@
-//! Kernel features that some tests need and some kernels lack. A test that needs a missing feature is
+//! Kernel features that some tests need and not every kernel has. A test whose features are missing is
 //! recorded as skipped, so that it isn't counted as passed.
 
 use std::{
@@ -31,8 +31,8 @@ pub enum Feature {
     /// Network interfaces of type `dummy`.
     Dummy,
     IpVs,
-    /// A separate limit on socket option memory, `net.core.optmem_max`, in each network namespace (Linux
-    /// 6.12).
+    /// A limit on socket option memory, `net.core.optmem_max`, that is separate for each network namespace
+    /// (Linux 6.12).
     OwnOptmem,
     /// Multipath TCP (Linux 5.6, if enabled in the kernel config).
     Mptcp,
@@ -77,7 +77,7 @@ fn probe(feature: Feature) -> Result<bool> {
     }
 }
 
-/// Runs `body` in a new network namespace, on a new thread.
+/// Runs `body` on a new thread in a new network namespace.
 fn in_new_network<T: Send + 'static>(
     body: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -90,7 +90,7 @@ fn in_new_network<T: Send + 'static>(
         .map_err(|_panic| anyhow::anyhow!("the thread in a new network namespace panicked"))?
 }
 
-/// Returns true if stream sockets of the given protocol can be created.
+/// Returns true if the kernel can create stream sockets that use the given protocol.
 fn can_create_socket(protocol: Protocol) -> Result<bool> {
     match Socket::new(Domain::IPV4, Type::STREAM, Some(protocol)) {
         Ok(_socket) => Ok(true),
@@ -118,7 +118,7 @@ fn can_create_dummy_link() -> Result<bool> {
 }
 
 /// Returns true if the kernel lacks a feature that the test needs. In that case, also appends the names of
-/// the test and the feature to the file that `CULVERT_SKIPS` names.
+/// the test and the feature to the file set in `CULVERT_SKIPS`, if any.
 pub fn lacks(test: &str, needed: &[Feature]) -> Result<bool> {
     for feature in needed {
         if !is_supported(*feature)? {
@@ -139,12 +139,12 @@ fn record_skip(test: &str, feature: Feature) -> Result<()> {
         return Ok(());
     };
     let mut file = log::append(&path)?;
-    // Each line is written with a single write, since other processes append to the same file.
+    // The line is written with a single write, since other processes append to the same file.
     file.write_all(format!("{test} {feature}\n").as_bytes())?;
     Ok(())
 }
 
-/// Returns the name of the enclosing test as libtest prints it, without the crate name.
+/// Returns the name of the enclosing test as libtest prints it, that is, without the crate name.
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -153,7 +153,7 @@ macro_rules! test_name {
     }};
 }
 
-/// Derives a test's name from the path of a function declared inside it.
+/// Derives a test's name from the path of a function that is declared inside the test.
 #[must_use]
 pub fn name_of(inner: &str) -> &str {
     let inside = inner.split_once("::").map_or(inner, |(_, inside)| inside);

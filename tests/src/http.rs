@@ -5,10 +5,10 @@ use std::io::{self, BufRead, Read as _};
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// The maximum length of a request's head.
+/// The maximum length of the head of a request.
 const MAX_HEAD: usize = 64 << 10;
 
-/// The maximum length of one line of a head.
+/// The maximum length of one line in the head of a response.
 const MAX_LINE: u64 = 64 << 10;
 
 /// The head of a response.
@@ -21,7 +21,7 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Reads a head, including the blank line that ends it.
+    /// Reads the head of a response, including the blank line that ends it.
     pub fn read(from: &mut impl BufRead) -> Result<Self> {
         let first = line(from)?;
         let status = first
@@ -44,8 +44,8 @@ impl ResponseHead {
         }
     }
 
-    /// Reads the body that follows the head. If the head has no length, the body extends to the end of the
-    /// stream.
+    /// Reads the body that follows the head. If the head specifies no length, the body ends where the stream
+    /// ends.
     pub fn body(&self, from: &mut impl BufRead) -> Result<String> {
         let mut body = Vec::new();
         if self.is_chunked {
@@ -91,8 +91,8 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// Reads the head of the next request; returns `None` if the client has half-closed the connection. Any bytes
-/// after the head stay in the buffer.
+/// Reads the head of the next request, or returns `None` if the client has half-closed the connection. Bytes
+/// received after the head stay in the buffer.
 pub(crate) async fn next_head(
     from: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
@@ -111,7 +111,7 @@ pub(crate) async fn next_head(
     }
 }
 
-/// Returns the length of the head, including its blank line, if `bytes` contains all of it.
+/// Returns the length of the head, including the blank line that ends it, if `bytes` contains the whole head.
 fn head_end(bytes: &[u8]) -> Option<usize> {
     bytes
         .windows(4)

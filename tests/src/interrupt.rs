@@ -1,4 +1,4 @@
-//! Cleanup on a signal: this process's labs are removed before it exits.
+//! Removes this process's labs when a signal ends the process.
 
 use std::{
     io, process,
@@ -14,11 +14,11 @@ use nix::{
 
 use crate::lab;
 
-/// True while this process is exiting because of a signal.
+/// True once a signal is ending this process.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Makes SIGINT, SIGTERM and SIGHUP remove this process's labs before they end it. Must be called before any
-/// other thread is created, since threads inherit the signal mask.
+/// Installs a handler for SIGINT, SIGTERM and SIGHUP that removes this process's labs before it ends the
+/// process. Must be called before other threads are created, since threads inherit the signal mask.
 pub fn remove_labs_on_signal() -> Result<()> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -34,22 +34,22 @@ pub fn remove_labs_on_signal() -> Result<()> {
             .thread_unblock()
             .and_then(|()| kill(Pid::this(), signal));
         match ended {
-            // The parent process may have started this one with the signal ignored.
+            // This process survives the signal if its parent started it with the signal ignored.
             Ok(()) | Err(_) => process::abort(),
         }
     });
     Ok(())
 }
 
-/// Blocks forever if a signal is ending this process: the signal handler removes everything, and two
-/// concurrent removals would get in each other's way.
+/// Blocks forever if a signal is ending this process. The signal handler removes all labs, and a concurrent
+/// removal would interfere with it.
 pub fn block_if_ending() {
     while IS_ENDING.load(Ordering::Relaxed) {
         thread::park();
     }
 }
 
-/// Waits for a line of input or the end of standard input.
+/// Waits until a line of input arrives or standard input ends.
 pub fn wait_for_enter() -> Result<()> {
     io::stdin()
         .read_line(&mut String::new())

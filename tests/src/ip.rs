@@ -1,7 +1,7 @@
-//! Creates links, addresses and routes in a sandbox, from commands in the syntax of ip(8).
+//! Creates links, addresses and routes in a sandbox, from commands in ip(8)'s syntax.
 //!
-//! A test runs dozens of these commands. Each one is sent as a netlink message over a socket in the sandbox,
-//! because starting the `ip` program is slow on an emulated machine.
+//! A test runs dozens of these commands. Each command is sent as a netlink message over a socket in the
+//! sandbox, because it takes long to start the `ip` program on an emulated machine.
 
 use std::{
     fmt::Debug,
@@ -32,12 +32,12 @@ const ROUTE: i32 = 0;
 /// `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`.
 const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
-/// The size of the response buffer, large enough for a message about a link.
+/// The size of the buffer for a response: large enough for a message about a link.
 const MAX_RESPONSE: usize = 32 << 10;
 pub(crate) const CHANGE_FLAGS: u16 = NLM_F_REQUEST | NLM_F_ACK;
 const CREATE_FLAGS: u16 = CHANGE_FLAGS | NLM_F_CREATE | NLM_F_EXCL;
 
-/// Runs the given commands, one per line. The supported ones are `link set L up`, `link add L type veth peer
+/// Runs the given commands, one per line. Supported commands are `link set L up`, `link add L type veth peer
 /// name P netns PID`, `addr add A/N dev L [scope link] [nodad]`, `addr del A/N dev L` and `route add
 /// [unreachable|local] A/N|default [via A] [dev L] [src A] [onlink]`.
 pub(crate) fn run_commands(sandbox: &Sandbox, commands: &str) -> Result<()> {
@@ -162,7 +162,7 @@ impl Netlink {
     }
 }
 
-/// Sends a request over a netlink socket; returns the response, or `None` if it is just an acknowledgement.
+/// Sends a request over a netlink socket. Returns the response, or `None` if it is only an acknowledgement.
 pub(crate) fn request<T>(socket: &Socket, message: T, flags: u16) -> io::Result<Option<T>>
 where
     T: Debug + NetlinkDeserializable + NetlinkSerializable,
@@ -190,7 +190,7 @@ where
     error.code.map_or(Ok(None), |_| Err(error.to_io()))
 }
 
-/// The options that follow a route's destination.
+/// The options after the destination in a route command.
 #[derive(Debug, Default)]
 struct RouteOptions<'a> {
     via: Option<IpAddr>,
@@ -227,7 +227,7 @@ impl<'a> RouteOptions<'a> {
     }
 }
 
-/// Builds the request for a veth pair whose peer is in the network namespace of the given process.
+/// Builds the request for a veth pair whose peer end is in the network namespace of process `pid`.
 fn veth(link: &str, peer: &str, pid: u32) -> LinkMessage {
     let other = LinkUnspec::new_with_name(peer).setns_by_pid(pid).build();
     let info = vec![
@@ -261,7 +261,7 @@ fn address_message((address, length): (IpAddr, u8), options: &[&str]) -> Result<
     Ok(message)
 }
 
-/// Parses an address with a prefix length. An address on its own gets the full length.
+/// Parses an address with a prefix length. Without a prefix length, the address gets its full length.
 fn prefix(text: &str) -> Result<(IpAddr, u8)> {
     let (address, length) = text.split_once('/').unwrap_or((text, ""));
     let address: IpAddr = address

@@ -1,4 +1,4 @@
-//! Configures IPVS in a network namespace over generic netlink; see `net/netfilter/ipvs` and
+//! Configures IPVS in a network namespace over generic netlink. See `net/netfilter/ipvs` and
 //! `include/uapi/linux/ip_vs.h` in the kernel source.
 
 use std::{
@@ -17,7 +17,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{ip, sandbox::Sandbox};
 
-/// Constants for asking the generic netlink controller for a family's ID by name.
+/// Constants for requests to the generic netlink controller, which looks up a family's ID by the family's
+/// name.
 const CONTROLLER: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
@@ -46,9 +47,10 @@ impl Ipvs {
         Ok(Self { socket, family })
     }
 
-    /// Adds a virtual TCP service that forwards to one destination by NAT.
+    /// Adds a virtual TCP service that forwards its connections to one destination, using NAT.
     pub fn add(&self, service: SocketAddr, destination: SocketAddr) -> Result<()> {
-        // For IPv4, this is a netmask in network byte order; for IPv6, a prefix length in host byte order.
+        // For IPv4, the field is a netmask in network byte order; for IPv6, it is a prefix length in host
+        // byte order.
         let netmask = match service {
             SocketAddr::V4(_) => [0xff; 4],
             SocketAddr::V6(_) => 128_u32.to_ne_bytes(),
@@ -92,7 +94,7 @@ impl Ipvs {
     }
 }
 
-/// Returns true if the kernel has IPVS. The kernel loads the module if it needs to.
+/// Returns true if the kernel supports IPVS, after loading the module if necessary.
 pub(crate) fn is_supported() -> Result<bool> {
     let socket = Socket::new(domain(), Type::RAW, Some(generic()))?;
     Ok(family_id(&socket, FAMILY)?.is_some())
@@ -106,7 +108,7 @@ fn generic() -> Protocol {
     Protocol::from(libc::NETLINK_GENERIC)
 }
 
-/// Looks up the ID of a generic netlink family; returns `None` if the kernel lacks it.
+/// Looks up the ID of a generic netlink family. Returns `None` if the kernel lacks the family.
 fn family_id(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     let name = attribute(FAMILY_NAME, name.to_bytes_with_nul());
     let message = Message {
@@ -124,7 +126,7 @@ fn family_id(socket: &Socket, name: &CStr) -> Result<Option<u16>> {
     }
 }
 
-/// Returns the attributes that identify a service: its family, protocol, address and port.
+/// Returns the attributes that identify a virtual service: its address family, protocol, address and port.
 fn service_id(service: SocketAddr) -> Vec<DefaultNla> {
     let family = match service {
         SocketAddr::V4(_) => libc::AF_INET,
@@ -139,7 +141,7 @@ fn service_id(service: SocketAddr) -> Vec<DefaultNla> {
     ]
 }
 
-/// Encodes an address as a `union nf_inet_addr`.
+/// Encodes an address as the kernel's `union nf_inet_addr`.
 fn address(of: IpAddr) -> [u8; 16] {
     let mut address = [0; 16];
     match of {
@@ -163,7 +165,7 @@ fn encode(attributes: &[DefaultNla]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the 16-bit value of the first attribute of the given kind.
+/// Returns the value of the first attribute of the given kind, which must be a 16-bit number.
 fn find_u16(attributes: &[u8], kind: u16) -> Option<u16> {
     let mut attributes = NlasIterator::new(attributes).flatten();
     let found = attributes.find(|attribute| attribute.kind() == kind)?;
@@ -212,7 +214,7 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// Returns the number of connections in a sandbox's IPVS table.
+/// Returns how many connections the IPVS table of a sandbox contains.
 pub fn connections(sandbox: &Sandbox) -> Result<usize> {
     let table = sandbox.run(&["cat", "/proc/net/ip_vs_conn"])?;
     let Some((_head, connections)) = table.split_once('\n') else {

@@ -1,5 +1,5 @@
-//! A lab's directory and cgroup. Their names contain the owner's process ID. After the owner exits, a sweeper
-//! process removes them; each new lab also removes those that dead owners left behind.
+//! A lab's directory and cgroup, whose names contain the owner's process ID. After the owner has exited, a
+//! sweeper process removes them. Each new lab also removes any that dead owners have left behind.
 
 use std::{
     env, fs,
@@ -24,13 +24,13 @@ use crate::{cgroup, environment, interrupt, log, wait};
 
 const PREFIX: &str = "culvert-lab-";
 
-/// The file that lists the directories a lab uses outside its own.
+/// The name of the file that lists the directories that a lab uses outside its own.
 const EXTERNAL_DIRECTORIES: &str = "elsewhere";
 
-/// The time limit for a process to exit after its files have been closed.
+/// The time limit for the owner to exit after its files have been closed.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// A directory for files and a cgroup for processes; both are removed on drop.
+/// A directory for files and a cgroup for processes. Both are removed on drop.
 #[derive(Debug)]
 pub struct Lab {
     directory: PathBuf,
@@ -38,7 +38,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Creates a lab, and removes those left behind by dead processes.
+    /// Creates a lab, and removes those that dead processes have left behind.
     pub fn new() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         sweep()?;
@@ -62,8 +62,7 @@ impl Lab {
     }
 
     /// Creates a directory outside the lab's own, for use as a mount point, unless it already exists. It is
-    /// removed together with the last lab that uses it, since removing it earlier would detach other labs'
-    /// mounts.
+    /// removed with the last lab that uses it: removing it earlier would detach other labs' mounts.
     pub fn create_external_directory(&self, path: &Path) -> Result<()> {
         let others = external_directories_of_others(&self.directory);
         let ancestors: Vec<_> = path.ancestors().collect();
@@ -71,8 +70,8 @@ impl Lab {
         for directory in ancestors.into_iter().rev() {
             let is_missing = !directory.exists();
             if is_missing || others.iter().any(|other| other == directory) {
-                // The directory is listed before it is created, so that a sweeper finds it even if this
-                // process is killed.
+                // List the directory before creating it, so that a sweeper finds it even if this process is
+                // killed in between.
                 writeln!(list, "{}", directory.display())?;
             }
             if is_missing {
@@ -83,14 +82,14 @@ impl Lab {
         Ok(())
     }
 
-    /// Returns the lab's name, which is also the name of its cgroup in each hierarchy.
+    /// Returns the lab's name, which is also the name of the lab's cgroup in each hierarchy.
     #[must_use]
     pub fn name(&self) -> &str {
         let name = self.directory.file_name().and_then(|name| name.to_str());
         name.unwrap_or(PREFIX)
     }
 
-    /// Returns the cgroup that contains the cgroups of all the lab's sandboxes.
+    /// Returns the cgroup whose descendants are the cgroups of the lab's sandboxes.
     #[must_use]
     pub fn cgroup(&self) -> &Path {
         &self.cgroup
@@ -100,7 +99,7 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         interrupt::block_if_ending();
-        // If this fails, the next lab removes what is left.
+        // If removal fails, the next lab removes the rest.
         drop(remove(self));
     }
 }
@@ -110,15 +109,15 @@ pub fn sweep() -> Result<()> {
     remove_labs_of(|owner| !is_alive(owner))
 }
 
-/// Starts a sweeper process, unless this process has already started one. It sweeps once this process has
-/// exited, even if this process was killed.
+/// Starts a sweeper process, unless this process has already started one. The sweeper removes labs once this
+/// process has exited or has been killed.
 fn start_sweeper() -> Result<()> {
     /// The write end of the sweeper's standard input. The kernel closes it when this process exits.
     static SWEEPER: Mutex<Option<ChildStdin>> = Mutex::new(None);
     let mut sweeper = SWEEPER.lock().unwrap_or_else(PoisonError::into_inner);
     if sweeper.is_none() {
         let program = environment::culvert_lab()?;
-        // The sweeper gets its own process group, since an interrupt at the terminal must not end it.
+        // The sweeper gets its own process group, since an interrupt from the terminal must not end it.
         let mut process = Command::new(&program)
             .args(["sweep-after", &process::id().to_string()])
             .stdin(Stdio::piped())
@@ -132,7 +131,7 @@ fn start_sweeper() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the owner has closed its end of standard input and has exited, then sweeps.
+/// Waits until the owner has closed its end of the standard input pipe and has exited, then sweeps.
 pub fn sweep_after(owner: Pid) -> Result<()> {
     io::stdin()
         .read_to_end(&mut Vec::new())
@@ -142,25 +141,25 @@ pub fn sweep_after(owner: Pid) -> Result<()> {
     sweep()
 }
 
-/// Removes all of this process's labs before it exits on a signal.
+/// Removes all of this process's labs. Called before a signal ends the process.
 pub fn remove_own_labs() -> Result<()> {
     remove_labs_of(|owner| owner == Pid::this())
 }
 
-/// Returns true if a process exists and is not a zombie.
+/// Returns true if the process exists and is not a zombie.
 #[must_use]
 pub fn is_alive(pid: Pid) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    // The state follows the name in parentheses, and the name may itself contain spaces and parentheses.
+    // The state follows the name, which is in parentheses but may itself contain spaces and parentheses.
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn remove_labs_of(is_removable: impl Fn(Pid) -> bool) -> Result<()> {
     let is_chosen = |name: &str| owner(name).is_some_and(&is_removable);
-    // Concurrent removals of the same directories would get in each other's way.
+    // Take a lock, since concurrent removals of the same directories would interfere with each other.
     let directory = fs::File::open(env::temp_dir())?;
     let _lock = Flock::lock(directory, FlockArg::LockExclusive)
         .map_err(|(_, error)| error)
@@ -176,8 +175,7 @@ fn remove_labs_of(is_removable: impl Fn(Pid) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the mount points of all cgroup hierarchies. Version 2 comes first, since its cgroups contain every
-/// process.
+/// Returns the mount points of all cgroup hierarchies, v2 first, since every process is in a v2 cgroup.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut all = vec![cgroup::mount_point()?];
     all.extend(cgroup::v1_mount_points()?);
@@ -195,14 +193,16 @@ fn remove_directory(directory: &Path) -> Result<()> {
     let others = external_directories_of_others(directory);
     for path in external_directories(directory).iter().rev() {
         if !others.contains(path) {
-            // This fails if the directory contains other files or has already been removed; either is fine.
+            // This fails if the directory contains other files or has already been removed, both of which are
+            // fine.
             drop(fs::remove_dir(path));
         }
     }
     fs::remove_dir_all(directory).with_context(|| format!("cannot remove {}", directory.display()))
 }
 
-/// Returns a lab's external directories: those that it uses and that were created by it or by another lab.
+/// Returns the external directories of the lab in `directory`: those that it uses and that it or another lab
+/// has created.
 fn external_directories(directory: &Path) -> Vec<PathBuf> {
     let list = fs::read_to_string(directory.join(EXTERNAL_DIRECTORIES)).unwrap_or_default();
     list.lines().map(PathBuf::from).collect()
@@ -219,7 +219,7 @@ fn external_directories_of_others(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Parses the owner's process ID from a lab's name.
+/// Parses the owner's process ID in a lab's name.
 fn owner(name: &str) -> Option<Pid> {
     let (pid, _number) = name.strip_prefix(PREFIX)?.split_once('-')?;
     pid.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)

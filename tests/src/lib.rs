@@ -1,9 +1,9 @@
-//! The test lab: nodes made of network namespaces and cgroups, with real sockets in them, and servers and
-//! clients that record the events on each connection.
+//! The test lab. Its nodes consist of network namespaces and cgroups that contain real sockets, and its
+//! servers and clients record the events on each connection.
 //!
 //! A *sandbox* (for a node's host, a pod or an external client) is a network namespace **and** a cgroup. An
-//! executor process keeps it alive. When the process that started the executor exits or is killed, the
-//! executor exits too, and with it everything in the sandbox.
+//! executor process keeps it alive. The executor exits when the process that started it exits or is killed,
+//! and everything in the sandbox is then removed.
 
 pub mod address;
 pub mod admin;

@@ -41,7 +41,7 @@ pub(crate) enum LoadCommand {
     },
     /// Connect sockets one after another, as fast as possible.
     Connect(connect::Plan),
-    /// Open sockets and keep them open until the process is killed.
+    /// Open sockets and keep them open until this process is killed.
     Hold(hold::Plan),
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn run(load: LoadCommand) -> Result<()> {
     }
 }
 
-/// Blocks until the process is killed.
+/// Blocks until this process is killed.
 fn park() -> ! {
     loop {
         std::thread::park();

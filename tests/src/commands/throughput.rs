@@ -25,7 +25,7 @@ pub(crate) enum ThroughputCommand {
         cert: PathBuf,
         #[arg(long)]
         key: PathBuf,
-        /// A Unix socket that is created once the server is listening on both ports.
+        /// The path at which a Unix socket is created once the server listens on both ports.
         #[arg(long)]
         ready: PathBuf,
     },
@@ -33,11 +33,11 @@ pub(crate) enum ThroughputCommand {
     Flood(ClientOptions),
     /// Have the server echo 64 bytes repeatedly, and print the latency.
     Echo(ClientOptions),
-    /// Open connections that the server floods, and leave them unread until the process is killed.
+    /// Open connections that the server floods, and read nothing from them until this process is killed.
     Stall {
         #[command(flatten)]
         client: ClientOptions,
-        /// A file that is created once all connections are open.
+        /// The path at which a file is created once all connections are open.
         #[arg(long)]
         ready: PathBuf,
     },
@@ -50,7 +50,7 @@ pub(crate) struct ClientOptions {
     /// A PEM file with the CA that issued the server's certificate; enables TLS.
     #[arg(long, requires = "address")]
     ca: Option<PathBuf>,
-    /// The address that the server's certificate must be valid for.
+    /// The address for which the server's certificate must be valid.
     #[arg(long)]
     address: Option<IpAddr>,
     #[arg(long, default_value_t = 1)]

@@ -5,8 +5,8 @@ use serde_json::json;
 use tunnel_tests::verifier;
 use tunnel_userspace::bpf;
 
-/// Loads every program in each variant that this kernel accepts, then prints the probed features and the
-/// verifier's statistics.
+/// Loads every kernel program in each variant that this kernel accepts, then prints the features that were
+/// probed and the verifier's statistics.
 pub(crate) fn run() -> Result<()> {
     let probed = bpf::probe()?;
     crate::print(&json!({

@@ -11,18 +11,20 @@ pub struct InstanceSettings {
     pub culvert: PathBuf,
     /// The map sizes (`bpf.maps`).
     pub maps: MapSizes,
-    /// The address that serves metrics and status, in the host's network namespace (`admin.address`).
+    /// The address on which the daemon serves metrics and status, in the host's network namespace
+    /// (`admin.address`).
     pub admin: SocketAddr,
-    /// The address that serves health checks, in the host's network namespace (`healthz.address`).
+    /// The address on which the daemon serves health checks, in the host's network namespace
+    /// (`healthz.address`).
     pub healthz: SocketAddr,
-    /// True if the tunnel is enabled: steering, ingress and gateway.
+    /// True if all parts of the tunnel are enabled: steering, ingress and gateway.
     pub tunnel: bool,
-    /// A line of YAML for the `service` section, such as `nodePortAddresses: []`.
+    /// A line of YAML for the config's `service` section, such as `nodePortAddresses: []`.
     pub node_ports: String,
 }
 
 impl InstanceSettings {
-    /// Returns Culvert's default settings, for the given program.
+    /// Returns Culvert's default settings for a given `culvert` program.
     #[must_use]
     pub fn for_program(culvert: PathBuf) -> Self {
         Self {
@@ -35,7 +37,7 @@ impl InstanceSettings {
         }
     }
 
-    /// Returns Culvert's default settings for the program under test, with smaller maps on slow machines.
+    /// Returns Culvert's default settings for the program under test, but with smaller maps on slow machines.
     pub fn from_environment() -> Result<Self> {
         let scale = LoadScale::from_environment();
         let defaults = Self::for_program(environment::culvert()?);
@@ -45,7 +47,7 @@ impl InstanceSettings {
         Ok(Self { maps, ..defaults })
     }
 
-    /// Formats `bpf.maps` as a line of YAML.
+    /// Formats the map sizes as a line of YAML for `bpf.maps`.
     pub(super) fn maps_yaml(&self) -> String {
         let sizes = self
             .maps

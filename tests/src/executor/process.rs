@@ -1,4 +1,4 @@
-//! The executor process, which enters the sandbox and executes requests in it.
+//! The executor process, which enters its sandbox and executes requests there.
 
 use std::{
     collections::BTreeMap,
@@ -27,15 +27,15 @@ use super::{
 };
 use crate::cgroup;
 
-/// Enters a sandbox and executes the requests that arrive on standard input, which is a socket, until the
-/// other side closes it.
+/// Enters a sandbox, then executes requests from standard input, which is a socket, until the other side
+/// closes that socket.
 pub fn execute_requests(spec: &SandboxSpec) -> Result<()> {
     let channel = io::stdin()
         .as_fd()
         .try_clone_to_owned()
         .context("cannot duplicate standard input")?;
     if let Err(error) = enter(spec) {
-        // This is the response to the first request, `Greet`.
+        // This responds to the first request, which is `Greet`.
         wire::send(channel.as_fd(), &Err::<(), _>(failure(&error)), &[])?;
         return Err(error);
     }
@@ -70,7 +70,7 @@ fn enter(spec: &SandboxSpec) -> Result<()> {
     spec.bpffs.as_deref().map_or(Ok(()), mount_bpffs)
 }
 
-/// Mounts a BPF file system in a new mount namespace, so that only this sandbox's processes see it.
+/// Mounts a BPF file system in a new mount namespace, so that it is visible only to this sandbox's processes.
 fn mount_bpffs(directory: &Path) -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("cannot create a mount namespace")?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -119,8 +119,8 @@ fn execute(
             let child = children
                 .get_mut(&pid)
                 .context("no such process in this sandbox")?;
-            // A child that has exited stays a zombie until it is waited for, so its ID can't have been
-            // reused.
+            // A child's process ID can't have been reused yet: after exiting, the child remains a zombie
+            // until this process waits for it.
             if child.try_wait()?.is_none() {
                 kill(Pid::from_raw(pid), Signal::try_from(signal)?)?;
             }
@@ -134,7 +134,7 @@ fn execute(
     Ok((reply, None))
 }
 
-/// Starts a program that is killed when this process exits.
+/// Starts a program that the kernel kills when this process exits.
 fn spawn(argv: &[String], cpu: Option<u32>, files: Vec<OwnedFd>) -> Result<Child> {
     let [output, errors] = <[OwnedFd; 2]>::try_from(files)
         .ok()

@@ -1,5 +1,5 @@
-//! The messages between an executor and the process that started it. Each packet holds one JSON value and may
-//! carry open files.
+//! The messages between an executor and the process that started it. Each message is a packet that contains
+//! one JSON value and may carry open files.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -10,7 +10,7 @@ use std::{
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The maximum length of a message in bytes. The longest messages contain a command line.
+/// The maximum length of a message, in bytes. The longest messages contain a command line.
 const MAX_LENGTH: usize = 128 * 1024;
 
 /// A request to an executor.
@@ -18,13 +18,14 @@ const MAX_LENGTH: usize = 128 * 1024;
 pub(crate) enum Request {
     /// Asks the executor to confirm that it has entered its sandbox.
     Greet,
-    /// Creates a socket, which is sent along with the response.
+    /// Creates a socket, which is sent with the response.
     Socket {
         domain: i32,
         kind: i32,
         protocol: Option<i32>,
     },
-    /// Starts a process that writes its output to the two files sent along; the response is its process ID.
+    /// Starts a process whose output goes to the two files sent with the request. The response is the process
+    /// ID.
     Spawn { argv: Vec<String>, cpu: Option<u32> },
     /// Checks whether a process has exited; if so, the response is its [`Exit`].
     TryWait { pid: i32 },
@@ -34,14 +35,14 @@ pub(crate) enum Request {
     Write { path: PathBuf, text: String },
 }
 
-/// The failure of a request, sent instead of a normal response.
+/// The response to a request that failed.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Failure {
     pub(crate) errno: Option<i32>,
     pub(crate) message: String,
 }
 
-/// The exit status of a process.
+/// A process's exit status.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Exit {
     /// The exit code, unless the process was killed by a signal.
@@ -87,11 +88,12 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives the next message and its files; returns `None` once the other side has closed the socket.
+/// Receives the next message and the files it carries. Returns `None` if the other side has closed the
+/// socket.
 pub(crate) fn receive<T: DeserializeOwned>(
     channel: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    // Peeking returns the length, so that the buffer fits the message. Most messages are a thousand times
+    // Peek at the message to get its length, so that the buffer fits. Most messages are a thousand times
     // shorter than the maximum.
     let length = recv(
         channel.as_raw_fd(),
@@ -125,8 +127,8 @@ fn received_files(message: ControlMessageOwned) -> Vec<OwnedFd> {
     files
         .into_iter()
         .map(|file| {
-            // SAFETY: the kernel has just opened this descriptor for this message, which is consumed here, so
-            // nothing else owns the descriptor.
+            // SAFETY: the kernel opened this descriptor for this message, and the message is consumed here,
+            // so nothing else owns the descriptor.
             unsafe { OwnedFd::from_raw_fd(file) }
         })
         .collect()

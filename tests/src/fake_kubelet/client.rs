@@ -1,4 +1,4 @@
-//! The client for the kubelet-like server. It uses a connected socket that the caller provides.
+//! The client for the kubelet-like server. Its caller provides a connected socket.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -16,7 +16,7 @@ use crate::http::ResponseHead;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// A client connection after the TLS handshake.
+/// A client connection whose TLS handshake is complete.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<Tls>,
@@ -70,7 +70,7 @@ impl Client {
         self.socket().set_write_timeout(Some(timeout))
     }
 
-    /// Sends a request that consists of `head`, a host header and `body`.
+    /// Sends a request that consists of `head`, a Host header and `body`.
     fn send_request(&mut self, head: &str, body: &str) -> io::Result<()> {
         let request = format!("{head}\r\nhost: lab\r\n\r\n{body}");
         let stream = self.stream.get_mut();
@@ -82,7 +82,7 @@ impl Client {
         self.read_head(200)?.body(&mut self.stream)
     }
 
-    /// Reads the head of a response, which must have the given status.
+    /// Reads the head of a response, whose status must be `status`.
     fn read_head(&mut self, status: u16) -> Result<ResponseHead> {
         let head = ResponseHead::read(&mut self.stream)?;
         ensure!(head.status == status, "expected status {status}: {head:?}");
@@ -94,7 +94,7 @@ impl Client {
         self.read_body()
     }
 
-    /// Downloads a body of the given length and returns its sum.
+    /// Downloads a body of `length` bytes, and returns its sum.
     pub fn bytes(&mut self, length: u64) -> Result<Sum> {
         self.send_request(&format!("GET /bytes/{length} HTTP/1.1"), "")?;
         let content_length = self.read_head(200)?.length;
@@ -119,7 +119,7 @@ impl Client {
         Ok(builder.finish())
     }
 
-    /// Uploads a body of the given length and returns its sum, which must match the server's.
+    /// Uploads a body of `length` bytes, and returns its sum. The server must report the same sum.
     pub fn sum(&mut self, length: u64) -> Result<Sum> {
         let head = format!("POST /sum HTTP/1.1\r\ncontent-length: {length}");
         self.send_request(&head, "")?;
@@ -127,7 +127,7 @@ impl Client {
         check_sum(&sent, &self.read_body()?)
     }
 
-    /// Has the server echo a short text.
+    /// Has the server echo a short text in a response body.
     pub fn echo(&mut self, text: &str) -> Result<()> {
         let head = format!("POST /echo HTTP/1.1\r\ncontent-length: {}", text.len());
         self.send_request(&head, text)?;
@@ -136,8 +136,8 @@ impl Client {
         Ok(())
     }
 
-    /// Upgrades the connection and returns the server's first bytes, which follow the response in the same
-    /// segment.
+    /// Upgrades the connection, and returns the bytes that the server sends right after the response, in the
+    /// same segment.
     pub fn upgrade(&mut self) -> Result<String> {
         let head = "GET /upgrade HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: lab";
         self.send_request(head, "")?;
@@ -148,7 +148,7 @@ impl Client {
         Ok(String::from_utf8(first)?)
     }
 
-    /// Has the server echo `bytes` over an upgraded connection.
+    /// Has the server echo `bytes` over the upgraded connection.
     pub fn exchange(&mut self, bytes: &[u8]) -> Result<()> {
         let stream = self.stream.get_mut();
         stream.write_all(bytes)?;
@@ -159,7 +159,8 @@ impl Client {
         Ok(())
     }
 
-    /// Sends `length` bytes and half-closes the connection; the server responds with their sum and closes it.
+    /// Sends `length` bytes and half-closes the connection. The server must respond with the sum of these
+    /// bytes and close the connection.
     pub fn until_end(mut self, length: u64) -> Result<Sum> {
         self.send_request("POST /until-end HTTP/1.1", "")?;
         let sent = send(self.stream.get_mut(), length)?;
@@ -169,7 +170,7 @@ impl Client {
         Ok(sum)
     }
 
-    /// Half-closes an upgraded connection and waits until the server closes it.
+    /// Half-closes the upgraded connection, and waits until the server closes it.
     pub fn close(mut self) -> Result<()> {
         self.half_close()?;
         self.expect_end()
@@ -197,7 +198,7 @@ impl Client {
         }
     }
 
-    /// Makes the server stall: it no longer reads or writes.
+    /// Makes the server stall: it stops reading and writing on this connection.
     pub fn stall(&mut self) -> Result<()> {
         Ok(self.send_request("GET /stall HTTP/1.1", "")?)
     }
@@ -228,7 +229,8 @@ mod tests {
         Ok(client)
     }
 
-    /// Waits until the server has recorded that the first connection closed, and returns the events on it.
+    /// Waits until the server has recorded that its first connection was closed, and returns the events on
+    /// that connection.
     fn steps_until_closed(kubelet: &FakeKubelet) -> Result<Vec<String>> {
         let steps = || kubelet.exchanges().remove(0).steps;
         wait::until(RESPONSE_TIMEOUT, || {

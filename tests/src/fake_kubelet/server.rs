@@ -24,10 +24,10 @@ use crate::{
     server,
 };
 
-/// The maximum size of a read or write.
+/// The maximum size of a single read or write.
 const CHUNK: usize = 64 * 1024;
 
-/// The records of a server's connections, in order of arrival.
+/// The records of all connections to a server, in order of arrival.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionLog(Arc<Mutex<Vec<ConnectionRecord>>>);
 
@@ -57,7 +57,7 @@ impl ConnectionLog {
     }
 }
 
-/// A handle for writing the record of one connection.
+/// A handle for writing to the record of one connection.
 struct ConnectionEntry {
     log: ConnectionLog,
     index: usize,
@@ -76,7 +76,7 @@ impl Drop for ConnectionEntry {
     }
 }
 
-/// Serves a connection until it ends, and records its events.
+/// Serves a connection until it ends, and records the events on it.
 async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, log: ConnectionLog) {
     let Ok(peer) = stream.peer_addr() else { return };
     let entry = log.open(peer);
@@ -160,8 +160,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads a body of the given length or, if there is none, everything up to the client's half-close.
-    /// Echoes it if `sends_back` is set.
+    /// Reads `length` bytes of a body, or everything up to the client's half-close if `length` is `None`.
+    /// Echoes the bytes if `sends_back` is true.
     async fn read(&mut self, length: Option<u64>, sends_back: bool) -> io::Result<SumBuilder> {
         let mut builder = SumBuilder::default();
         let limit = length.unwrap_or(u64::MAX);
@@ -222,7 +222,7 @@ impl Connection {
     }
 }
 
-/// Formats the head of a response whose body has the given length.
+/// Formats the head of a response whose body has `length` bytes.
 fn head(status: &str, length: u64) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n")
 }
@@ -238,7 +238,7 @@ pub async fn accept(
     server::accept(listener, serve).await
 }
 
-/// A server on a thread of this process; it stops on drop.
+/// A server that runs on a thread of this process until it is dropped.
 #[derive(Debug)]
 pub struct FakeKubelet {
     address: SocketAddr,
@@ -247,8 +247,8 @@ pub struct FakeKubelet {
 }
 
 impl FakeKubelet {
-    /// Starts a server on a port of 127.0.0.1, with a certificate for the given name and address. Also
-    /// returns a client config that trusts the server's CA.
+    /// Starts a server on a free port of 127.0.0.1. Its certificate has the given name as its subject, and is
+    /// valid for the given address. Also returns a client config that trusts the CA of that certificate.
     pub fn start(name: &str, address: IpAddr) -> Result<(Self, Arc<ClientConfig>)> {
         let directory = tempfile::tempdir()?;
         let authority = Authority::new("kubelets")?;

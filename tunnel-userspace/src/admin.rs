@@ -98,7 +98,7 @@ pub struct NodeViews {
     pub kernel_counters: Getter<Vec<(Reason, u64)>>,
     /// The number of open sockets connected to a backend, as counted by the kernel programs.
     pub open_connections: Getter<u64>,
-    /// The ports that could not be bound so far, each with its error.
+    /// The ports that are not bound yet, each with the error from the last attempt.
     pub unbound_ports: UnboundPorts,
     /// The state of the Services' health check node ports.
     pub health_checks: watch::Sender<HealthChecksView>,

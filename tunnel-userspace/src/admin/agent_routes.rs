@@ -27,7 +27,7 @@ pub struct AgentViews {
     pub state: Arc<AgentState>,
     /// The agent's certificate.
     pub identity: CertificateReceiver,
-    /// The ports that could not be bound so far, each with its error.
+    /// The ports that are not bound yet, each with the error from the last attempt.
     pub unbound_ports: UnboundPorts,
 }
 

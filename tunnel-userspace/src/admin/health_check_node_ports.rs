@@ -1,5 +1,5 @@
-//! Serves the Services' health check node ports, which load balancers probe to find the nodes that have
-//! endpoints of a Service (kube-proxy: `pkg/proxy/healthcheck/service_health.go`).
+//! Serves the Services' health check node ports, which load balancers probe to find out which nodes have
+//! endpoints for a Service (kube-proxy: `pkg/proxy/healthcheck/service_health.go`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ use crate::{
     publish,
 };
 
-/// The name of these listeners in logs.
+/// The name that log lines use for these listeners.
 const LISTENER_NAME: &str = "health check";
 
 /// The response header that contains the number of local endpoints. Load balancers may use it as the node's
@@ -64,7 +64,7 @@ pub struct HealthCheckServer {
     checks: watch::Receiver<Arc<HealthChecks>>,
     views: Arc<NodeViews>,
     current: watch::Sender<Arc<CurrentChecks>>,
-    /// The task of each listener, including those whose port could not be bound so far.
+    /// The task for each listener, including listeners that are not bound yet.
     listener_tasks: BTreeMap<SocketAddr, AbortHandle>,
     tasks: JoinSet<()>,
     unbound_ports: UnboundPorts,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::NodeViews;
 use crate::reconcile::ReconcileStats;
 
-/// The time that writes may keep failing before the daemon counts as unhealthy: twice kube-proxy's sync
+/// The time for which writes may keep failing before the daemon counts as unhealthy: twice kube-proxy's sync
 /// period.
 const MAX_FAILURE_TIME: SignedDuration = SignedDuration::from_secs(60);
 
@@ -67,7 +67,7 @@ fn evaluate(
         healthy: is_working,
     });
     let by_family = |status: FamilyStatus| ["IPv4", "IPv6"].map(|family| (family, status.clone()));
-    // A positive response contains the current time, so that clients that check the time never take it for
+    // A positive response contains the current time, so that clients that check the time never consider it
     // outdated.
     let is_positive = is_working && is_eligible;
     let last_updated = if is_positive { Some(now) } else { last };

@@ -39,7 +39,7 @@ pub enum RequestError {
 ///
 /// # Errors
 ///
-/// No daemon is running, or it sends no valid response.
+/// Returns an error if no daemon is running, or if it sends no valid response.
 pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
     let at = socket.to_owned();
     let stream = UnixStream::connect(socket).await.map_err(|error| {
@@ -95,8 +95,8 @@ mod tests {
 
     use super::*;
 
-    /// Sends a request to a daemon that sends `response`, or never responds if it is `None`. Returns the
-    /// request's error.
+    /// Sends a request to a daemon that responds with `response`, or never responds if that is `None`.
+    /// Returns the error from the request.
     async fn request_error(response: Option<&str>) -> String {
         let directory = tempfile::tempdir().expect("a directory");
         let socket = directory.path().join("socket");

@@ -34,7 +34,7 @@ use crate::listen::{self, UnboundPorts};
 
 /// The maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 128;
-/// The pause after a failed accept.
+/// The pause after a failed accept().
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 /// The timeout for reading a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,8 +50,8 @@ pub trait Routes: Send + Sync + 'static {
     /// True if a client may send several requests over one connection.
     const KEEPS_ALIVE: bool = true;
 
-    /// True if `0.0.0.0` listens on IPv4 only and `[::]` on IPv6 only. Otherwise, each listens on both
-    /// families, as in kube-proxy.
+    /// True if a listener on `0.0.0.0` accepts only IPv4 connections, and a listener on `[::]` only IPv6
+    /// connections. Otherwise, each of them accepts both, as in kube-proxy.
     const ONE_FAMILY: bool = false;
 
     /// True if any method is accepted; otherwise, only GET and HEAD are.
@@ -129,7 +129,7 @@ pub struct SocketError {
 ///
 /// # Errors
 ///
-/// The directory or the socket can't be created.
+/// Returns an error if the directory or the socket can't be created.
 pub fn serve_unix<S: Routes>(
     path: &Path,
     routes: S,
@@ -217,8 +217,9 @@ pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<By
     json_response(code, serde_json::to_vec(value))
 }
 
-/// Responds with a JSON array. `visit` passes the values one by one to the given function, which serialises
-/// and drops each before the next: all values at once would take many times the memory of their JSON.
+/// Responds with a JSON array of the values that `visit` passes to its callback one by one. Each value is
+/// serialised and dropped before the next is created, since all values at once would take many times as much
+/// memory as their JSON.
 pub(super) fn json_array<T: Serialize>(
     code: StatusCode,
     visit: impl FnOnce(&mut dyn FnMut(T)),

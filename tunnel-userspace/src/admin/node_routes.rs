@@ -41,7 +41,7 @@ impl NodeListener {
 /// The response to `/proxyMode`. kube-proxy responds with `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
-/// The HTTP routes of one of a node's listeners.
+/// The HTTP routes that one of a node's listeners serves.
 #[expect(missing_debug_implementations, reason = "the views contain functions")]
 pub struct NodeRoutes {
     /// The listener whose paths are served.
@@ -99,8 +99,7 @@ impl NodeRoutes {
             .await
     }
 
-    /// Builds a response on a blocking thread, because a response about very many Services would delay other
-    /// tasks.
+    /// Builds a response on a blocking thread, because rendering very many Services would delay other tasks.
     async fn respond_blocking(
         &self,
         build: impl FnOnce(Arc<NodeViews>) -> Response<Full<Bytes>> + Send + 'static,

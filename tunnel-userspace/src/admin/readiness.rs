@@ -55,8 +55,8 @@ impl Readiness {
         if let Some(why) = error.filter(|_| is_starting || stats.stale) {
             reasons.push(format!("requests to the API server fail: {why}"));
         }
-        // A full map makes the node unready. A frontend that is not programmed because another Service owns
-        // it does not.
+        // A full map makes the node not ready. A frontend that is not programmed because another Service owns
+        // it does not affect readiness.
         let full = [
             Reason::FrontendsFull,
             Reason::SlotsFull,
@@ -76,8 +76,8 @@ impl Readiness {
         Self::from_reasons(reasons, &views.unbound_ports.borrow())
     }
 
-    /// Builds a readiness from these reasons, plus one for each port that could not be bound yet. It is ready
-    /// if there are no reasons.
+    /// Builds the readiness from the given reasons, plus one for each port that is not bound yet. The node is
+    /// ready if there are none.
     pub(super) fn from_reasons(
         mut reasons: Vec<String>,
         listening: &BTreeMap<String, String>,

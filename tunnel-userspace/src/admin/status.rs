@@ -64,11 +64,11 @@ pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (MapSize, us
 pub struct StartTimes {
     /// The time taken to load the programs and maps, and to read the maps' content.
     pub load: Option<f64>,
-    /// The time from the end of `load` until every source had delivered its first complete list.
+    /// The time from the end of `load` until every source delivered its first complete list.
     pub sync: Option<f64>,
     /// The time from the end of `sync` until those objects were written to the maps.
     pub write: Option<f64>,
-    /// The time from the end of `write` until the programs were attached and the probe had succeeded.
+    /// The time from the end of `write` until the programs were attached and the probe succeeded.
     pub attach: Option<f64>,
 }
 
@@ -105,12 +105,12 @@ pub struct NodeStatus {
     pub identity: Option<CertificateState>,
     /// The number of objects that the sources have read, and the problems found in them.
     pub source: serde_json::Value,
-    /// The kernel programs' counters by reason, counted since the maps were created.
+    /// The kernel programs' counters, by reason, since the maps were created.
     pub reasons: BTreeMap<String, u64>,
     /// The number of open sockets connected to a backend, as counted by the kernel programs.
     #[serde(default)]
     pub open_connections: u64,
-    /// The ports that could not be bound so far, each with its error.
+    /// The ports that are not bound yet, each with the error from the last attempt.
     pub not_listening: BTreeMap<String, String>,
     /// The state of the Services' health check node ports.
     #[serde(default)]

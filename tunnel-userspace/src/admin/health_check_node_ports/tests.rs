@@ -34,8 +34,8 @@ impl Daemon {
         }
     }
 
-    /// Starts a daemon with a Service `web`, which has `local` ready endpoints per address family, and waits
-    /// until its port is served on both loopback addresses.
+    /// Starts a daemon with a Service `web` that has `local` ready endpoints (IPv4, then IPv6), and waits
+    /// until its health check node port is served on both loopback addresses.
     async fn of_web(local: [usize; 2]) -> (Self, [SocketAddr; 2]) {
         let daemon = Self::start();
         let port = free_port().await;
@@ -63,8 +63,8 @@ impl Daemon {
         }));
     }
 
-    /// Waits until the daemon reports exactly these Services as unserved, each with a reason that contains
-    /// the given text.
+    /// Waits until the daemon reports exactly the given Services as unserved, each with a reason that
+    /// contains the given text.
     async fn until_unserved(&self, refused: &[(&str, &str)]) {
         let mut view = self.base.views.health_checks.subscribe();
         let is_reported = |view: &HealthChecksView| {

@@ -56,7 +56,7 @@ fn rendered(stats: ReconcileStats) -> String {
     render(views(stats, ServerStatus::default())).expect("rendered")
 }
 
-/// Returns the lines that begin with one of the names.
+/// Returns the lines that begin with one of the given names.
 fn lines<'a>(page: &'a str, names: &[&str]) -> Vec<&'a str> {
     let is_named = |line: &&str| names.iter().any(|name| line.starts_with(name));
     page.lines().filter(is_named).collect()

@@ -131,7 +131,7 @@ fn each_full_map_is_a_reason_with_a_count() {
     assert_eq!(reasons(None, &claimed, None), [] as [String; 0]);
 }
 
-/// Returns the views of a daemon with these statistics and this report.
+/// Returns the views of a daemon with the given statistics and source report.
 fn views(stats: ReconcileStats, report: SourceReport) -> NodeViews {
     NodeViews {
         source_report: Box::new(move || report.clone()),

@@ -1,4 +1,5 @@
-//! The command line: its arguments, and the subcommands that only show something. The others are in `app`.
+//! The command line: its arguments, and the subcommands that only show something. The other subcommands are
+//! in `app`.
 
 mod agent_status;
 mod ca;
@@ -47,8 +48,8 @@ pub enum Command {
     /// Run an edge node's agent in the foreground. It connects to the gateways and forwards streams to the
     /// allowed targets. SIGTERM, SIGINT or SIGHUP stops it after open streams have drained.
     Agent(RunArgs),
-    /// Run the helper in the foreground: it terminates sockets in pods when their backend is removed. It is
-    /// needed only where the service proxy lacks the privileges to enter pods.
+    /// Run the socket helper in the foreground. It terminates sockets in pods when their backend is removed,
+    /// and is needed only where the service proxy lacks the privileges to enter pods.
     Sockets(RunArgs),
     /// Mount the file systems that culvert node needs: a BPF file system and the cgroup v2 hierarchy.
     /// Existing mounts are left alone.
@@ -82,7 +83,8 @@ impl Command {
 /// The subcommands that only show something: the daemon's state, or a config file.
 #[derive(Debug, Subcommand)]
 pub enum QueryCommand {
-    /// Show the status of the daemon or, if no daemon is running, of the agent. Fails if it is not ready.
+    /// Show the status of the daemon or, if no daemon is running, of the agent. Exits with an error if it is
+    /// not ready.
     Status(QueryArgs),
     /// Show all Services and their programmed state, or the full details of a single Service.
     Services(ServiceArgs),
@@ -101,7 +103,7 @@ pub enum QueryCommand {
 /// The subcommands of `culvert config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a config file of Culvert or kube-proxy, and report the first error.
+    /// Check a Culvert or kube-proxy config file, and report the first error.
     Check {
         /// The file to check.
         file: PathBuf,
@@ -137,7 +139,7 @@ impl NodeArgs {
     ///
     /// # Errors
     ///
-    /// A file can't be read, or is invalid.
+    /// Returns an error if a file can't be read or is invalid.
     pub fn config(&self) -> Result<(Config, Vec<Warning>), ConfigError> {
         let own = &self.run.config.config;
         match &self.kube_proxy_config {
@@ -246,7 +248,8 @@ impl QueryCommand {
     ///
     /// # Errors
     ///
-    /// The query failed, or `culvert status` found that the daemon or agent is not ready.
+    /// Returns an error if the query fails, or if `culvert status` finds that the daemon or agent is not
+    /// ready.
     pub fn run(self) -> Result<(), QueryError> {
         match self {
             Self::Status(args) => status(&args),
@@ -359,7 +362,7 @@ fn print_response(
 ///
 /// # Errors
 ///
-/// The output can't be written.
+/// Returns an error if the output can't be written.
 pub fn print(text: &str) -> io::Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -22,7 +22,8 @@ const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 ///
 /// # Errors
 ///
-/// The config lacks a required section, a startup step failed, or a task ended unexpectedly.
+/// Returns an error if the config lacks a required section, a startup step fails, or a task ends
+/// unexpectedly.
 pub async fn agent(config: Config) -> Result<(), RoleError> {
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     serve(config, async move { stop.wait().await }).await

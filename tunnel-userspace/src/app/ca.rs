@@ -18,7 +18,7 @@ const CONFIG: &str = "tunnel:
 ///
 /// # Errors
 ///
-/// The directory already has a CA, or a file can't be written.
+/// Returns an error if the directory already has a CA, or if a file can't be written.
 pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
     let created = ca::init(dir, days, Timestamp::now())?;
     let (dir, cert, key) = (dir.display(), created.cert.display(), created.key.display());
@@ -37,7 +37,7 @@ pub fn ca_init(dir: &Path, days: u32) -> Result<String, CaError> {
 ///
 /// # Errors
 ///
-/// The CA can't be read, or a file can't be written.
+/// Returns an error if the CA can't be read, or if a file can't be written.
 pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<String, CaError> {
     let issued = ca::issue_gateway(dir, out, days, Timestamp::now())?;
     Ok(describe(&issued, "gateways", "each gateway"))
@@ -47,7 +47,7 @@ pub fn ca_issue_gateway(dir: &Path, out: Option<&Path>, days: u32) -> Result<Str
 ///
 /// # Errors
 ///
-/// The name is not a valid Node name, the CA can't be read, or a file can't be written.
+/// Returns an error if the name is not a valid Node name, the CA can't be read, or a file can't be written.
 pub fn ca_issue_agent(
     dir: &Path,
     node: &str,

@@ -13,7 +13,7 @@ use crate::{bpf::PinDirectory, config::Config, net};
 ///
 /// # Errors
 ///
-/// A daemon is still running with this config, or an item can't be removed.
+/// Returns an error if a daemon is still running with this config, or if an item can't be removed.
 pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let mut lines = Vec::new();
     let (pins, directory) = (&config.bpf.bpffs, &config.state_dir);

@@ -54,7 +54,8 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 ///
 /// # Errors
 ///
-/// A startup step failed, or a task ended unexpectedly. An earlier daemon's programs and maps stay in place.
+/// Returns an error if a startup step fails, or if a task ends unexpectedly. An earlier daemon's programs and
+/// maps stay in place.
 pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
     let (mut kernel, sources) = tokio::try_join!(load_data_path(&config), Sources::start(&config))?;
     let mut tasks = Tasks::default();

@@ -8,7 +8,7 @@ use crate::{bpf, config::Config};
 ///
 /// # Errors
 ///
-/// A file system can't be mounted, or the configured cgroup is not a v2 cgroup.
+/// Returns an error if a file system can't be mounted, or if the configured cgroup is not a v2 cgroup.
 pub fn prepare_mounts(config: &Config) -> Result<Vec<String>, RoleError> {
     let pins = config.bpf.bpffs.display();
     let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs).map_err(other_error)? {

@@ -10,7 +10,7 @@ use crate::{bpf::SocketStorage, config::Config, sockets};
 ///
 /// # Errors
 ///
-/// This process lacks the privileges to enter the pods' network namespaces.
+/// Returns an error if this process lacks the privileges to enter the pods' network namespaces.
 pub async fn sockets_helper(config: Config) -> Result<(), RoleError> {
     if let Some(why) = sockets::obstacle_to_entering() {
         return Err(failed("cannot end sockets in pods")(why));

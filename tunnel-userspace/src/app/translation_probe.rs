@@ -1,5 +1,5 @@
-//! Test connections at startup: the daemon dials a frontend of its own, to verify that the attached programs
-//! translate its connects through the maps.
+//! Makes test connections at startup: the daemon dials a frontend of its own, to verify that the attached
+//! programs translate connections through the maps.
 
 use std::{
     io,
@@ -24,10 +24,10 @@ const PORT: u16 = 9;
 /// The error returned if the test connection to the daemon's own frontend fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProbeError {
-    /// A system call of the test connection failed.
+    /// A system call for the test connection failed.
     #[error("cannot connect to 192.0.0.8:9, the frontend of the probe")]
     Connect(#[source] io::Error),
-    /// The programs did not run on the connect.
+    /// The programs did not translate the connect().
     #[error(
         "the programs on cgroup {cgroup} did not translate a connect of this process: \
          it must run inside that cgroup, but it runs in {own}"
@@ -38,7 +38,7 @@ pub(super) enum ProbeError {
         /// This process's cgroup, as listed in `/proc/self/cgroup`.
         own: String,
     },
-    /// The connect was translated, but getpeername() does not return the dialled address.
+    /// The connect() was translated, but getpeername() does not return the dialled address.
     #[error("the peer of the probe's socket must be 192.0.0.8:9, but getpeername returns {peer}")]
     NotRestored {
         /// The peer address that the kernel returned.
@@ -58,13 +58,13 @@ pub(super) fn frontend() -> ProbeFrontend {
     }
 }
 
-/// Connects to the probe's frontend, and checks that the programs translated the connect.
+/// Connects to the probe's frontend, and checks that the programs translated the connect().
 pub(super) fn connect_service(cgroup: &Path) -> Result<(), ProbeError> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(ProbeError::Connect)?;
     let vip = SocketAddr::from((VIP, PORT));
     let connected = socket.connect(vip);
     let own = socket.local_addr().map_err(ProbeError::Connect)?;
-    // The source address is a loopback address only if the connect was translated. Otherwise, it is another
+    // The source address is a loopback address only if the connect() was translated. Otherwise, it is another
     // address, or there is no route.
     if !own.ip().is_loopback() {
         connected
@@ -89,8 +89,8 @@ pub(super) fn steering_key() -> SteeringKey {
     SteeringKey::new(Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT))
 }
 
-/// Connects to [`steering_key`] from a socket with the mark of Culvert's own sockets. The programs refuse the
-/// connect, so no packet is sent.
+/// Connects to [`steering_key`] from a socket that has the mark of Culvert's own sockets. The programs refuse
+/// the connect(), so no packet is sent.
 pub(super) fn connect_steering(mark: u32) {
     let connected = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
         socket.set_mark(mark)?;

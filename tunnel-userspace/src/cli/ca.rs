@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::{OutputFormat, QueryError, table};
 use crate::identity::ca::{self, CertificateKind, CertificateView, DEFAULT_CA_DAYS, DEFAULT_DAYS};
 
-/// The default for the CA's directory.
+/// The default path of the CA's directory.
 const DEFAULT_DIR: &str = "/etc/culvert/ca";
 
 /// The subcommands of `culvert ca`.
@@ -74,7 +74,8 @@ pub struct CaShow {
     /// The certificate files to show.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Without FILE, show the CA's own certificate in this directory, and those that the CA has issued there.
+    /// The CA's directory. If no FILE is given, the CA's certificate and those that it has issued into this
+    /// directory are shown.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, conflicts_with = "files")]
     dir: PathBuf,
     /// The output format.
@@ -87,7 +88,7 @@ impl CaShow {
     ///
     /// # Errors
     ///
-    /// A certificate can't be read, or the output can't be written.
+    /// Returns an error if a certificate can't be read, or if the output can't be written.
     pub fn run(&self) -> Result<(), QueryError> {
         let files = if self.files.is_empty() {
             ca::certificate_files(&self.dir)?

@@ -10,7 +10,7 @@ use crate::{
     tunnel::NodeView,
 };
 
-/// The maximum number of problems to show for each kind of problem.
+/// The maximum number of problems shown for each kind of problem.
 const MAX_PROBLEMS: usize = 20;
 
 pub(super) fn render(status: &NodeStatus) -> String {
@@ -58,7 +58,7 @@ pub(super) fn render(status: &NodeStatus) -> String {
     rows.to_string()
 }
 
-/// Formats how many of a map's entries are in use, with its capacity.
+/// Formats how many of a map's entries are in use, along with the map's capacity.
 fn usage(status: &NodeStatus, size: MapSize, used: usize) -> String {
     let capacity = status.setup.maps.get(size.key()).copied().unwrap_or(0);
     let draining = status.programmed.draining_backends;

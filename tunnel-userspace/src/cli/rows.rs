@@ -65,7 +65,8 @@ rows! {
 }
 
 impl Row {
-    /// Returns the row that shows a map's used entries, or `None` if the status does not show them.
+    /// Returns the row that shows how many of a map's entries are in use, or `None` if the status does not
+    /// show this.
     pub(super) const fn of_size(size: MapSize) -> Option<Self> {
         match size {
             MapSize::Frontends => Some(Self::Frontends),

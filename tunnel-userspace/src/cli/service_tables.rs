@@ -11,7 +11,7 @@ use crate::reconcile::{EndpointView, FrontendView, PortView, ServiceView};
 /// The maximum number of frontends or backends listed in one cell.
 const MAX_NAMES: usize = 3;
 
-/// The text that marks a frontend that is not translated at sockets, because a local process listens on its
+/// The text that marks a frontend as not translated at sockets because a local process listens on its
 /// address.
 const LOCAL_LISTENER: &str = "not translated: local listener";
 

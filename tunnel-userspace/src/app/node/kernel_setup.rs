@@ -64,7 +64,7 @@ impl KernelSetup {
         let steering = config.tunnel.steering.as_ref();
         let mut map_sizes = config.bpf.maps;
         if steering.is_none() {
-            // The steering maps would take up a fifth of the memory of all maps.
+            // Otherwise, the unused steering maps would take up a fifth of all maps' memory.
             map_sizes = map_sizes.without(MapGroup::Steering);
         }
         let prefixes = steering
@@ -126,7 +126,7 @@ impl KernelSetup {
         })
     }
 
-    /// Returns the views for the HTTP endpoints. Those that other modules publish are empty.
+    /// Returns the views for the HTTP endpoints. Views that other modules publish are still empty.
     pub(super) fn views(
         &self,
         config: &Config,
@@ -189,9 +189,9 @@ impl KernelSetup {
     }
 
     /// Waits for the first update after which the programs can be attached; returns `None` if the sources
-    /// end. Normally, that is the very first update. If the maps replace those of an older layout, the update
-    /// must be complete: until then, updates are only written to the new maps, and the attached programs keep
-    /// using the old maps.
+    /// end. Normally, that is the very first update. If the maps replace maps with an older layout, the
+    /// update must be complete: until then, updates are only written to the new maps, and the attached
+    /// programs keep using the old maps.
     pub(super) async fn first_update(
         &mut self,
         store: &mut Store,
@@ -257,7 +257,7 @@ impl KernelSetup {
         if probe_result.is_ok()
             && let Err(error) = self.record_host_namespace(config.tunnel.socket_mark)
         {
-            // Everything else works, except that sockets bound to a device are not steered, and node ports
+            // The daemon still works, except that sockets bound to a device are not steered, and node ports
             // are not served on loopback.
             let error = &error as &dyn std::error::Error;
             warn!(error, "cannot determine the host's network namespace");
@@ -273,7 +273,7 @@ impl KernelSetup {
     }
 
     /// Adds the counts in the replaced maps to those in the new maps, and removes the replaced maps. If that
-    /// fails, they stay, and the next start retries.
+    /// fails, the replaced maps stay in place, and the daemon tries again at its next start.
     fn remove_replaced_maps(&self) {
         let copied = RcuGrace::new().and_then(|grace| self.data_path.merge_replaced_counts(&grace));
         if let Err(error) = copied {
@@ -327,7 +327,8 @@ impl KernelSetup {
     }
 }
 
-/// Returns a function that finds those of the given frontends on whose address a local process listens.
+/// Returns a function that is given a set of frontends and returns the ones on whose address a local process
+/// is listening.
 fn local_listener_finder() -> reconcile::FindListeners {
     let mut listeners = Listeners::default();
     Box::new(move |fronts| {

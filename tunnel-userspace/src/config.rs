@@ -115,7 +115,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// The file can't be read, or has an unknown field or an invalid value.
+    /// Returns an error if the file can't be read, or if it has an unknown field or an invalid value.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         Self::from_file_values(path, read_yaml(path)?)
     }
@@ -126,7 +126,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// A file can't be read, or has an unknown field or an invalid value.
+    /// Returns an error if a file can't be read, or if it has an unknown field or an invalid value.
     pub fn read_with_kube_proxy(
         path: &Path,
         default: &Path,
@@ -143,12 +143,12 @@ impl Config {
         Ok((config, conversion.warnings))
     }
 
-    /// Checks a config file of Culvert or kube-proxy. For kube-proxy's, returns the fields that have no
+    /// Checks a Culvert or kube-proxy config file. For a kube-proxy file, returns the fields that have no
     /// effect.
     ///
     /// # Errors
     ///
-    /// The file can't be read, or has an unknown field or an invalid value.
+    /// Returns an error if the file can't be read, or if it has an unknown field or an invalid value.
     pub fn check_file(path: &Path) -> Result<Vec<Warning>, ConfigError> {
         let file = read_yaml(path)?;
         if kube_proxy::is_kube_proxy_file(&file) {
@@ -158,7 +158,7 @@ impl Config {
         Ok(Vec::new())
     }
 
-    /// Converts a config file's parsed YAML, and makes the paths in it absolute.
+    /// Converts a config file's parsed YAML to a config, and makes the paths in it absolute.
     fn from_file_values(path: &Path, values: Value) -> Result<Self, ConfigError> {
         let mut config = Self::from_value(values).map_err(|refusal| field_error(path, refusal))?;
         config.resolve(&directory(path)?);
@@ -175,7 +175,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// A field has an invalid value. The error contains the field and the reason.
+    /// Returns an error if a field has an invalid value. The error contains the field and the reason.
     pub(crate) fn parse_kube_proxy(text: &str) -> Result<Vec<Warning>, (String, String)> {
         let conversion = kube_proxy::convert(&parse_yaml(text)?, Path::new("/"))?;
         Ok(conversion.warnings)
@@ -185,7 +185,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// The text has an unknown field or an invalid value. The error contains the field and the reason.
+    /// Returns an error if the text has an unknown field or an invalid value. The error contains the field
+    /// and the reason.
     pub fn parse(text: &str) -> Result<Self, FieldError> {
         Self::from_value(parse_yaml(text)?)
     }
@@ -207,7 +208,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns a config file that contains every field with its default, explained in comments.
+    /// Returns a config file that contains every field with its default and a comment that explains it.
     #[must_use]
     pub const fn default_file() -> &'static str {
         include_str!("config/default.yaml")
@@ -344,10 +345,10 @@ fn is_port_conflict(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() != 0 && one.port() == other.port() && (is_everywhere || one.ip() == other.ip())
 }
 
-/// The field name in an error about the type of the file as a whole.
+/// The field name in errors that concern the file as a whole.
 const TOP_LEVEL: &str = "top level";
 
-/// Parses YAML, treating an empty text as an empty mapping.
+/// Parses YAML, treating empty text as an empty mapping.
 fn parse_yaml(text: &str) -> Result<Value, FieldError> {
     if text.trim().is_empty() {
         return Ok(json!({}));

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct AdminConfig {
     /// The address and port that serve `/metrics` and `/status`.
     pub address: SocketAddr,
-    /// The maximum number of Service ports that have their own metrics. The ports whose names sort first have
-    /// them.
+    /// The maximum number of Service ports that have their own metrics. If there are more Service ports,
+    /// those whose names sort first have metrics.
     pub service_metrics_limit: usize,
 }
 

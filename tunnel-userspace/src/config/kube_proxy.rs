@@ -44,7 +44,7 @@ impl fmt::Display for Warning {
 /// The result of converting kube-proxy's config file.
 #[derive(Debug, Default)]
 pub(super) struct Conversion {
-    /// The converted fields, as a config of Culvert.
+    /// The converted fields, in the format of Culvert's config.
     pub(super) config: Value,
     /// The fields that have no effect.
     pub(super) warnings: Vec<Warning>,

@@ -44,8 +44,8 @@ pub(super) fn with_all_sections() -> Value {
     config.effective()[super::CONFIGZ_KEY].take()
 }
 
-/// Checks the sections in `found`, which is at `path`, against `known`, the same part of a config with every
-/// section.
+/// Checks the sections in `found` against `known`, the same part of a config that has every section. `path`
+/// is the path of `found` in the file.
 fn check_section(found: &mut Value, known: &Value, path: &str) -> Result<(), FieldError> {
     let Some(sections) = known.as_object() else {
         return Ok(());

@@ -33,7 +33,7 @@ pub(super) fn reword(message: &str) -> String {
     reworded
 }
 
-/// Returns the known field that is most similar to the unknown one. The error lists them all.
+/// Returns the known field that is most similar to the unknown one. `reason` lists all known fields.
 fn nearest_field(reason: &str) -> Option<&str> {
     let (unknown, known) = reason.strip_prefix("unknown field `")?.split_once('`')?;
     // The known fields are in backticks, so every second part is a field.

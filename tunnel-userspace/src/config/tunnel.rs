@@ -28,7 +28,7 @@ pub struct TunnelConfig {
     /// The `SO_MARK` that Culvert sets on its own sockets, in every role, so that they are neither steered
     /// nor translated.
     pub socket_mark: u32,
-    /// The steering of connections to edge nodes into the tunnel, and the ingress.
+    /// The ingress, and the steering of connections to edge nodes into the tunnel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steering: Option<SteeringConfig>,
     /// The gateway, to which agents connect.
@@ -120,7 +120,7 @@ impl TunnelConfig {
     }
 }
 
-/// The steering of connections to edge nodes into the tunnel, and the ingress.
+/// The ingress, and the steering of connections to edge nodes into the tunnel.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SteeringConfig {
@@ -131,7 +131,7 @@ pub struct SteeringConfig {
     pub ingress_port: u16,
     /// The label selector for edge nodes.
     pub edge_node_selector: String,
-    /// The treatment of steered connects while the ingress is down.
+    /// The treatment of steered connections while the ingress is down.
     pub on_ingress_down: OnIngressDown,
     /// The protocol number of the routes that Culvert adds (`ip route … proto`).
     pub route_protocol: u8,
@@ -230,13 +230,13 @@ fn is_usable(prefix: &Prefix) -> bool {
     prefix.length() >= shortest && !is_reserved
 }
 
-/// The treatment of steered connects while the ingress is down.
+/// The treatment of steered connections while the ingress is down.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnIngressDown {
-    /// Connects are refused at once.
+    /// Connections are refused at once.
     Refuse,
-    /// Connects bypass the tunnel. Not implemented yet.
+    /// Connections bypass the tunnel. Not implemented yet.
     Pass,
 }
 

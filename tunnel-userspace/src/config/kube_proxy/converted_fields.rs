@@ -1,11 +1,11 @@
-//! The structs for deserialising those fields of kube-proxy's config file that are converted.
+//! The structs into which the converted fields of kube-proxy's config file are deserialised.
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::config::FieldError;
 
-/// Deserialises those fields of a file that `T` has. A null field is treated as absent.
+/// Deserialises a file into `T`, ignoring the fields that `T` lacks. A null field is treated as absent.
 pub(super) fn deserialize<T: DeserializeOwned>(file: &Value) -> Result<T, FieldError> {
     let read = serde_path_to_error::deserialize(without_nulls(file));
     read.map_err(|error| (error.path().to_string(), error.into_inner().to_string()))

@@ -12,7 +12,7 @@ const KUBEADM: &str = include_str!("kubeadm.yaml");
 const FILE_TYPE: &str =
     "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// Returns the text of a kube-proxy config file with these comma-separated fields.
+/// Returns the text of a kube-proxy config file with the given comma-separated fields.
 fn with(fields: &str) -> String {
     let head = FILE_TYPE.trim().replace('\n', ", ");
     format!("{{ {head}, {fields} }}")
@@ -26,7 +26,7 @@ fn conversion(fields: &str) -> Conversion {
     convert(&file(&with(fields)), Path::new("/etc/proxy")).expect("good")
 }
 
-/// Returns the config to which a kube-proxy config file with these fields is converted.
+/// Returns the Culvert config to which a kube-proxy config file with the given fields is converted.
 fn converted_config(fields: &str) -> Config {
     Config::from_value(conversion(fields).config).expect("good")
 }
@@ -240,7 +240,7 @@ fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
     }
 }
 
-/// Creates a temporary directory that contains these files, and returns it with the files' paths.
+/// Creates a temporary directory that contains the given files, and returns it with the files' paths.
 fn directory(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
     let directory = tempfile::tempdir().expect("a directory");
     let write = |(name, text): &(&str, &str)| {

@@ -245,7 +245,7 @@ fn issue(
         key: pair.key.into_bytes(),
         mode: KEY_MODE,
     };
-    // Checks the files as the daemon will, before any of them is written.
+    // Check the files as the daemon will, before any of them is written.
     let identity = Identity::verify(&files, &contents, role, now)?;
     check_owner(&files.cert, role, name)?;
     key_directory::create(out)?;

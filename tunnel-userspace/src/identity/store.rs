@@ -1,4 +1,4 @@
-//! The store of this process's certificate. It reads and verifies the CA certificates, the certificate and
+//! The store for this process's certificate. It reads and verifies the CA certificates, the certificate and
 //! the key together, and publishes them atomically. If they are not valid, the last valid ones stay in use.
 
 use std::{future, sync::Arc, time::Duration};
@@ -104,7 +104,7 @@ impl CertificateStore {
             state: watch::Sender::new(CertificateState::default()),
         };
         store.handle_check(found, now);
-        // Subscribes only after the first certificate is published, so that it does not count as a change.
+        // Subscribe only after the first certificate is published, so that it does not count as a change.
         let receiver = CertificateReceiver {
             identity: store.identity.subscribe(),
             state: store.state.subscribe(),

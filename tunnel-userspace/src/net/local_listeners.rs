@@ -16,7 +16,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Returns those of the given frontends (address, port and protocol) that have a local listener. A socket
+    /// Returns the frontends in `wanted` (address, port and protocol) that have a local listener. A socket
     /// that listens on all addresses doesn't count.
     ///
     /// # Errors

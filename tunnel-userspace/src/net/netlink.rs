@@ -16,7 +16,7 @@ use tracing::warn;
 
 use super::{snapshot::Snapshot, steering_route::Route};
 
-/// An error from querying or changing the network.
+/// An error from querying or changing the node's network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// The netlink socket can't be opened.

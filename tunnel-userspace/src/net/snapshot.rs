@@ -184,7 +184,8 @@ fn table_of(route: &RouteMessage) -> u32 {
     table.unwrap_or_else(|| route.header.table.into())
 }
 
-/// Returns the indices of the links that a route uses, if it is a route via a gateway.
+/// Returns the indices of the links that a route uses if it is a route via a gateway; empty for any other
+/// route.
 fn gateway_links(route: &RouteMessage) -> Vec<u32> {
     let mut links = Vec::new();
     let mut link = None;

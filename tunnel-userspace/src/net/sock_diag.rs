@@ -42,9 +42,9 @@ pub enum DiagError {
     /// The kernel has no sock_diag support for a protocol.
     #[error("this kernel lacks the module {module}, which lists and ends {protocol} sockets")]
     Absent {
-        /// The kernel module.
+        /// The name of the kernel module.
         module: &'static str,
-        /// The protocol.
+        /// The name of the protocol.
         protocol: &'static str,
     },
     /// The kernel can list sockets, but it can't end them.

@@ -35,10 +35,10 @@ pub(super) struct ClassifiedLinks {
 }
 
 /// Classifies the links. The uplinks are the `configured` links, or, if none are configured, all links that
-/// don't lead to pods. Loopback, pairs into other namespaces, and bridges whose ports are all such pairs lead
-/// to pods, unless they are used by a route via a gateway (`gateways`) or were uplinks earlier
-/// (`former_uplinks`). While no link has one of the configured names, links that seem to lead outside are
-/// neither uplinks nor inside links.
+/// don't lead to pods. Loopback, pairs into other namespaces, and bridges whose ports are all such pairs
+/// count as leading to pods, unless they are used by a route via a gateway (`gateways`) or were uplinks
+/// earlier (`former_uplinks`). While no link has one of the configured names, links that seem to lead outside
+/// are neither uplinks nor inside links.
 pub(super) fn classify(
     links: &[Link],
     gateways: &BTreeSet<u32>,

@@ -156,8 +156,7 @@ impl Authority {
 
 fn params(from: Timestamp, until: Timestamp) -> Result<CertificateParams, CaError> {
     let mut serial = random::<SERIAL>()?;
-    // Makes the number positive and its first byte non-zero, so that its DER encoding has exactly this
-    // length.
+    // Make the number positive and its first byte non-zero, so that its DER encoding has exactly this length.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
     params.not_before = SystemTime::from(from).into();

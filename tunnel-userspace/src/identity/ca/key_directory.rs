@@ -31,8 +31,8 @@ pub(super) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
     Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
 }
 
-/// Replaces files, each given as a path, its new contents and its mode. First writes all contents to
-/// temporary files in the same directories, then renames these in the given order.
+/// Replaces files, each given as its path, new contents and mode. First writes the contents to temporary
+/// files in the same directories, then renames those in the given order.
 pub(super) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
     let temp_files = files
         .iter()

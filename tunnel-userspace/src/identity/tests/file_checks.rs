@@ -1,4 +1,4 @@
-//! Tests of how certificate files are checked, and of the error for each kind of invalid file.
+//! Tests for the checks on certificate files, including the error for each kind of invalid file.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -25,7 +25,7 @@ const NO_LINE: &str =
 /// The error for a file that was truncated in the middle of a section.
 const NO_END: &str = "is damaged: the last -----BEGIN line has no -----END line";
 
-/// Asserts that an agent's files are rejected with this error.
+/// Asserts that an agent's files are rejected with the error `wanted`.
 fn assert_refused(files: &IdentityFiles, wanted: &str) {
     assert_eq!(error_text(files, Role::Agent, fixed_time()), wanted);
 }

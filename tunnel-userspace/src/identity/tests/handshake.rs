@@ -1,4 +1,4 @@
-//! Tests of in-memory TLS handshakes between gateway and agent.
+//! Tests for TLS handshakes between gateway and agent, performed in memory.
 
 use std::{io, sync::Arc};
 

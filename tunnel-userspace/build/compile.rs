@@ -13,8 +13,8 @@ use crate::toolchain::{Core, TARGET, Toolchain, entries, home};
 
 /// The names of the binaries that Cargo builds: the default object, and the one that logs events.
 const BINARIES: [&str; 2] = ["culvert-ebpf", "culvert-ebpf-log"];
-/// Prefixes of those Cargo variables that a user may set. All other `CARGO*` variables belong to the outer
-/// build.
+/// The prefixes of Cargo variables that a user may set, which the inner build inherits. Cargo has set all
+/// other `CARGO*` variables for the outer build.
 const USER_VARIABLES: [&str; 9] = [
     "CARGO_HOME",
     "CARGO_HTTP_",
@@ -68,7 +68,7 @@ exec "$@"
 pub(crate) struct Objects {
     /// The object that is loaded by default.
     pub(crate) plain: PathBuf,
-    /// The object that has the same programs and also logs events.
+    /// The object with the same programs, which also log events.
     pub(crate) logging: PathBuf,
 }
 
@@ -126,8 +126,8 @@ pub(crate) fn cargo(
     Ok(command)
 }
 
-/// Writes [`RUSTC_WRAPPER`] to a file, unless that file is up to date, and returns the file's path. A newer
-/// file would make Cargo rebuild everything.
+/// Writes [`RUSTC_WRAPPER`] to a file and returns the file's path. An up-to-date file is left alone, since a
+/// newer modification time would make Cargo rebuild everything.
 fn write_rustc_wrapper(target: &Path) -> io::Result<PathBuf> {
     let path = target.join("rustc-wrapper");
     if fs::read_to_string(&path).is_ok_and(|text| text == RUSTC_WRAPPER) {
@@ -155,7 +155,7 @@ pub(crate) fn target_directory() -> io::Result<PathBuf> {
     Ok(top.join("bpf"))
 }
 
-/// Returns true if the inner build must not inherit this variable.
+/// Returns true if the inner build must not inherit the given variable.
 fn is_removed(name: &str) -> bool {
     let has_prefix = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     if name.starts_with("CARGO") {
@@ -200,7 +200,7 @@ pub(crate) fn registries() -> Vec<PathBuf> {
     entries(home("CARGO_HOME", ".cargo"), "registry/src")
 }
 
-/// Joins a text, a path that need not be UTF-8, and another text.
+/// Concatenates `before`, a path that need not be valid UTF-8, and `after`.
 pub(crate) fn joined(before: &str, path: &Path, after: &str) -> OsString {
     let mut text = OsString::from(before);
     text.push(path);

@@ -117,7 +117,7 @@ fn query_compiler(rustc: &Path) -> Option<Compiler> {
     describe_compiler(rustc, Path::new(sysroot.trim()))
 }
 
-/// Describes a compiler; returns `None` if it does not run or lacks `core` for BPF.
+/// Describes a compiler; returns `None` if it can't be run or lacks `core` for BPF.
 fn describe_compiler(rustc: &Path, sysroot: &Path) -> Option<Compiler> {
     let core = find_core(sysroot)?;
     let version = output_of(rustc, &["-vV"])?;
@@ -174,8 +174,8 @@ fn describe_linker(path: PathBuf) -> Option<Linker> {
 }
 
 /// Returns the major version of the LLVM library that a linker loads. `bpf-linker` has no option to print it,
-/// but the library's name (such as `libLLVM.so.22.1` or `libLLVM-19.so.1`) is near the start of the linker's
-/// file.
+/// but the library's name (such as `libLLVM.so.22.1` or `libLLVM-19.so.1`) appears near the start of the
+/// linker's binary.
 fn linked_llvm(path: &Path) -> Option<u32> {
     const SEARCHED_BYTES: u64 = 1 << 20;
     const LIBRARY: &[u8] = b"libLLVM";
@@ -187,7 +187,7 @@ fn linked_llvm(path: &Path) -> Option<u32> {
     first_number(&String::from_utf8_lossy(name))
 }
 
-/// Returns the first number in a text.
+/// Returns the first number in a string.
 fn first_number(text: &str) -> Option<u32> {
     text.split(|character: char| !character.is_ascii_digit())
         .find(|digits| !digits.is_empty())?
@@ -211,7 +211,7 @@ pub(crate) fn home(variable: &str, directory: &str) -> Option<PathBuf> {
     named.or_else(|| Some(env::home_dir()?.join(directory)))
 }
 
-/// Returns the sorted paths of the entries in a directory, or none if the directory does not exist.
+/// Returns the sorted paths of a directory's entries; empty if the directory does not exist.
 pub(crate) fn entries(home: Option<PathBuf>, directory: &str) -> Vec<PathBuf> {
     let read = home.and_then(|home| fs::read_dir(home.join(directory)).ok());
     let entries = read.into_iter().flatten().filter_map(Result::ok);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Returns the time since the machine booted, including time spent suspended.
+/// Returns the time since boot, including time spent suspended.
 #[must_use]
 pub fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME)

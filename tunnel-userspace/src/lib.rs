@@ -16,10 +16,16 @@
 //! - [`events`]: Kubernetes Events for problems that need an operator's attention
 //! - [`admin`]: the HTTP endpoints for status, metrics and health
 //! - [`tunnel`]: connections from an ingress through a gateway to an edge node's agent
-//! - [`tasks`], [`drain`], [`publish`], `parallel`, `listen`, [`clock`], `duration`, `capabilities`,
-//!   [`error_chain`], [`telemetry`]: named tasks; the shutdown signal; publishing a value when it changes;
-//!   parallel work; listening sockets; the clocks; durations as text; capabilities(7); error chains as text;
-//!   logging
+//! - [`tasks`]: named background tasks
+//! - [`drain`]: the shutdown signal
+//! - [`publish`]: publishes a value when it changes
+//! - `parallel`: a parallel map over a slice
+//! - `listen`: listening sockets
+//! - [`clock`]: the clocks
+//! - `duration`: durations as text
+//! - `capabilities`: checks which capabilities(7) the process has
+//! - [`error_chain`]: an error and its sources as text
+//! - [`telemetry`]: logging
 //! - [`fuzz`]: entry points for the fuzz targets
 pub mod admin;
 pub mod app;

@@ -18,7 +18,7 @@ use crate::drain;
 
 /// The interval between attempts to bind a port that is in use.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// The listeners that can't be bound yet, by name, each with its error.
+/// The listeners that are not bound yet, by name, each with the error from the last attempt.
 pub(crate) type UnboundPorts = watch::Sender<BTreeMap<String, String>>;
 
 /// Binds a TCP listener. `prepare` may set further socket options before the socket is bound.
@@ -41,7 +41,7 @@ pub(crate) fn tcp(
 ///
 /// # Errors
 ///
-/// The directory does not exist, or the socket can't be created.
+/// Returns an error if the directory does not exist, or if the socket can't be created.
 pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -88,7 +88,7 @@ pub(crate) async fn bind_and_serve<T, F: Future<Output = ()>>(
 }
 
 /// Accepts connections until the drain begins. `admit` may start a task for each connection. Pauses after a
-/// failed accept(), since the next one would fail at once, too.
+/// failed accept(), since the next one would also fail at once.
 pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
     accept: impl Fn() -> F,
     pause: Duration,

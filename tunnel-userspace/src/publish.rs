@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-/// Publishes a value if it differs from the last one, and returns true if so.
+/// Publishes a value if it differs from the last one. Returns true if the value was published.
 pub fn publish_if_changed<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
     sender.send_if_modified(|last| {
         let is_new = *last != value;

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use tracing::{Subscriber, subscriber::SetGlobalDefaultError};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt, fmt::MakeWriter};
 
-/// Logging could not be started.
+/// The error returned if logging can't be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The filter is invalid.
@@ -30,7 +30,7 @@ pub enum StartError {
 ///
 /// # Errors
 ///
-/// The filter is invalid, or logging has already been started.
+/// Returns an error if the filter is invalid, or if logging has already been started.
 pub fn start(filter: &str, as_json: bool) -> Result<(), StartError> {
     let parsed = parse(filter).map_err(|reason| StartError::Filter {
         filter: filter.to_owned(),

@@ -37,7 +37,7 @@ pub(crate) fn find_refused(section: &CodeSection) -> Vec<RefusedInstruction> {
     let mut instructions = instructions.iter().enumerate();
     while let Some((index, &[opcode, _, _, _, immediate @ ..])) = instructions.next() {
         if opcode == LOAD_CONSTANT {
-            // The next instruction is the second half of the constant.
+            // Skip the next instruction, which is the second half of the constant.
             instructions.next();
             continue;
         }

@@ -29,7 +29,7 @@ impl CodeSection {
     /// programs.
     pub(crate) const SUBPROGRAMS: &str = ".text";
 
-    /// Returns the name of the function that contains this byte offset.
+    /// Returns the name of the function that contains the given byte offset.
     pub(crate) fn function_at(&self, offset: u64) -> &str {
         let function = self
             .functions

@@ -12,7 +12,7 @@ use crate::{
 /// The benchmark program.
 const BENCH: Program = ("tunnel-bench", "culvert-bench");
 
-/// Path, relative to the workspace, of the directory that holds each benchmark's last run.
+/// Path, relative to the workspace, of the directory that holds the figures from each benchmark's last run.
 const RUNS: &str = "target/bench";
 
 /// Runs the demo, built with the dev profile.
@@ -61,8 +61,8 @@ fn utf8(path: &Path) -> Result<&str> {
         .with_context(|| format!("the path {} is not UTF-8", path.display()))
 }
 
-/// Fails unless it runs as root, and installs missing packages. If `rules` is true, these include `nft` and
-/// `iptables-restore`, which load rules like kube-proxy's.
+/// Fails unless this process runs as root; then installs missing packages. If `rules` is true, these include
+/// `nft` and `iptables-restore`, which load rules like kube-proxy's.
 fn ensure_ready(subcommand: &str, rules: bool) -> Result<()> {
     ensure!(
         host::is_root(),

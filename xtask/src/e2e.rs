@@ -28,14 +28,14 @@ use crate::{
 /// Options for `cargo xtask e2e`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Run Culvert's own specs and only a few of Kubernetes'.
+    /// Run Culvert's own tests and only a few of Kubernetes'.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
-    /// Run Kubernetes' Service specs beyond conformance, on three nodes in three zones; with --focus, only
+    /// Run Kubernetes' Service tests beyond conformance, on three nodes in three zones; with --focus, only
     /// the matching ones.
     #[arg(long, conflicts_with = "fast")]
     wider: bool,
-    /// Run only the specs, both Culvert's and Kubernetes', whose names match this regular expression.
+    /// Run only the tests, both Culvert's and Kubernetes', whose names match this regular expression.
     #[arg(long, value_name = "RE")]
     focus: Option<String>,
     /// Keep the cluster for inspection until Enter is pressed.
@@ -117,7 +117,7 @@ pub(crate) fn prepare_components() -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Returns true if an artefact was built from exactly these inputs, which its stamp file records.
+/// Returns true if a stamp file records that its artefact was built from exactly the given inputs.
 fn is_built_from(stamp: &Path, inputs: &str) -> bool {
     fs::read_to_string(stamp).is_ok_and(|recorded| recorded == inputs)
 }

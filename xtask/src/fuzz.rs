@@ -41,7 +41,7 @@ pub(crate) struct Options {
     /// Fuzz only this parser.
     #[arg(value_enum)]
     parser: Option<Parser>,
-    /// Time to fuzz each parser for, in seconds.
+    /// Time to spend on each parser, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
     /// Run the parser once, on this input.

@@ -1,4 +1,4 @@
-//! Queries about the machine and this process's environment.
+//! Queries about this machine and this process's environment.
 
 use std::{env, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 

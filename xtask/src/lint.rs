@@ -35,22 +35,23 @@ pub(crate) enum Check {
     Layers,
     /// No source file is too long.
     Length,
-    /// Comments, names, messages and documents contain no banned words, and no sentence begins with a word
-    /// like What or How.
+    /// Comments, names, messages and the documentation contain no banned words, and no sentence in them
+    /// begins with a word like What or How.
     Words,
-    /// Documents list every config field, status row, column, metric and reason in the code, and no others.
+    /// The documentation lists every config field, status row, column, metric and reason in the code, and no
+    /// others.
     Pages,
     /// All dependencies, their licences and their sources are permitted.
     Deny,
     /// No dependency has a known vulnerability.
     Advisories,
-    /// Comments, names and documents are spelt correctly.
+    /// Comments, names and the documentation are spelt correctly.
     Typos,
     /// TOML is formatted.
     Taplo,
 }
 
-/// Runs these checks, or all checks if the list is empty. Continues after a check fails.
+/// Runs the given checks, or all checks if the list is empty. Continues after a check fails.
 pub(crate) fn run(checks: &[Check], fix: bool) -> Result<()> {
     setup::ensure(setup::Scope {
         lint: true,
@@ -147,7 +148,7 @@ fn doc() -> Result<Outcome> {
     Ok(progress::run_visibly(&mut command)?.into())
 }
 
-/// Runs the tests that compare documents with the code; a prefix of their names selects them.
+/// Runs the tests that compare the documentation with the code; a prefix of their names selects them.
 fn pages() -> Result<Outcome> {
     let mut command = workspace::cargo("test");
     command

@@ -219,8 +219,8 @@ fn correct_linker(assumed: u32) -> Result<()> {
     }
 }
 
-/// Returns the LLVM to build a linker for, and true if a compiler with that LLVM is installed. Chooses the
-/// first compiler whose LLVM Debian has, or else Debian's compiler.
+/// Returns the LLVM version to build a linker for, and true if a compiler with that version is installed.
+/// Chooses the first compiler whose LLVM version Debian has, or else Debian's compiler.
 fn choose_llvm(compilers: &[Compiler]) -> (u32, bool) {
     let is_available = |llvm: u32| {
         Path::new(&linker::prefix(llvm))

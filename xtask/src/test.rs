@@ -117,7 +117,7 @@ pub(crate) fn run(tier: Option<Tier>, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Splits tiers into those that can run and those that need root but do not have it.
+/// Splits the tiers into those that can run and those that cannot, because they need root.
 fn split(tiers: &[Tier], is_root: bool) -> (Vec<Tier>, Vec<Tier>) {
     tiers.iter().partition(|tier| is_root || !tier.needs_root())
 }

@@ -50,7 +50,7 @@ use crate::{progress::Clock, setup};
 const CONCURRENT_MACHINES: usize = 2;
 /// Number of tests that run concurrently on this machine.
 const CONCURRENT_NATIVE_TESTS: u32 = 4;
-/// Name for this machine's own kernel on the command line.
+/// Command-line name for this machine's own kernel.
 const NATIVE: &str = "native";
 
 /// Options for `cargo xtask vm`.
@@ -72,7 +72,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) force: bool,
     /// Record the verifier's costs instead of comparing them; with --whole, also update the tables in the
-    /// documents.
+    /// documentation.
     #[arg(long)]
     pub(crate) update: bool,
     /// Run only the tests whose names contain one of these strings.

@@ -1,4 +1,4 @@
-//! Checks comments, documents, messages and names for banned words, and the first word of each sentence.
+//! Checks comments, documentation, messages and names for banned words, and the first word of each sentence.
 
 use std::{fs, path::Path};
 
@@ -32,8 +32,8 @@ struct Paragraph {
     text: String,
 }
 
-/// Prints each banned word in comments, string literals, names and documents, and each sentence in comments
-/// and documents that begins with a banned word.
+/// Prints each banned word in comments, string literals, names and documentation, and each sentence in
+/// comments and documentation that begins with a banned word.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut is_good = true;
     let mut report = |path: &Path, paragraphs: Vec<Paragraph>, find: fn(&str) -> Vec<String>| {

@@ -30,8 +30,8 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     command
 }
 
-/// Returns all files below a directory that have this extension, sorted by path. Skips `target` directories
-/// and hidden files.
+/// Returns all files below a directory that have the given extension, sorted by path. Skips `target`
+/// directories and hidden files.
 pub(crate) fn list_files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)

@@ -17,7 +17,7 @@ pub(crate) const CULVERT: Program = ("tunnel-userspace", "culvert");
 /// The lab program, which the tests, the demo and the benchmarks start.
 pub(crate) const LAB: Program = ("tunnel-tests", "culvert-lab");
 
-/// Builds programs with this `cargo build` command, and returns their paths.
+/// Builds programs with the given `cargo build` command, and returns their paths.
 pub(crate) fn build<const N: usize>(
     mut command: Command,
     programs: [Program; N],

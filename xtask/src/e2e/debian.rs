@@ -47,8 +47,8 @@ const LINKS: [(&str, &str); 7] = [
     ("usr/bin/nc", "../../bin/nc.openbsd"),
 ];
 
-/// Downloads and unpacks the packages, and those of their dependencies that the machine lacks. Does nothing
-/// if this has already been done for the same list of packages.
+/// Downloads and unpacks the packages, and any of their dependencies that this machine lacks. Does nothing if
+/// this has already been done for the same list of packages.
 pub(super) fn unpack_packages(components: &Path) -> Result<()> {
     let directory = &components.join("debian");
     let stamp = components.join("stamps/debian");

@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result};
 use super::rootfs;
 use crate::{package::oci::Image, progress, vm::download_cache};
 
-/// The images to build. Each also gets the names of the images that it replaces in Kubernetes' specs, which
-/// are listed here by the last part of their names.
+/// The images to build. Each also gets the names of the images that it replaces in Kubernetes' tests; only
+/// the last part of those names is listed here.
 const IMAGES: [(&str, &[&str]); 4] = [
     (
         "agnhost",
@@ -104,7 +104,7 @@ fn names(name: &str, replaced: &[&str], listed: &str) -> Vec<String> {
         let Some((stem, _tag)) = last.split_once(':') else {
             continue;
         };
-        // A Kubernetes spec expects that images from this registry cannot be pulled.
+        // A Kubernetes test expects that images from this registry cannot be pulled.
         let must_be_missing = line.starts_with("invalid.");
         if replaced.contains(&stem) && !must_be_missing {
             names.push(line.to_owned());

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use super::{debian, go, pause};
 use crate::{host, progress};
 
-/// Tools that Kubernetes' specs run in pods, besides `agnhost`.
+/// Tools that Kubernetes' tests run in pods, besides `agnhost`.
 const TOOLS: [&str; 54] = [
     "awk",
     "bash",
@@ -95,7 +95,7 @@ pub(super) fn pause(root: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Fills the root directory of the image that most specs run: `agnhost`, and tools from Debian with their
+/// Fills the root directory of the image that most tests run: `agnhost`, and tools from Debian with their
 /// libraries.
 pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> {
     for directory in [
@@ -108,7 +108,7 @@ pub(super) fn agnhost(root: &Path, program: &Path, debian: &Path) -> Result<()> 
         fs::set_permissions(root.join(writable), fs::Permissions::from_mode(0o1777))?;
     }
     copy(program, &root.join("agnhost"))?;
-    // Some specs run it under this name.
+    // Some tests run `agnhost` under this name.
     symlink("agnhost", root.join("agnhost-2"))?;
     for file in go::agnhost_certificate()? {
         copy_to_root(root, &file)?;

@@ -60,7 +60,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::telemetry",
         ],
     ),
-    // Types that the client for the admin socket returns.
+    // `cli` uses the types that the client for the admin socket returns.
     rule(
         "cli",
         NO_KERNEL_OR_KUBERNETES,
@@ -94,7 +94,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         ],
     ),
     rule("app", &[], &["crate"]),
-    // The settings types from other modules, and types that parse fields.
+    // `config` uses the settings types in other modules, and types that parse fields.
     rule(
         "config",
         NO_TOKIO,
@@ -241,7 +241,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
     ),
-    // Other modules publish their problems; `app` passes the receivers to this one.
+    // Other modules publish their problems; `app` passes the receivers to `events`.
     rule(
         "events",
         &[AYA],
@@ -252,7 +252,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::error_chain",
         ],
     ),
-    // Other modules publish their state; `app` passes the receivers to this one.
+    // Other modules publish their state; `app` passes the receivers to `admin`.
     rule(
         "admin",
         NO_KERNEL_OR_KUBERNETES,

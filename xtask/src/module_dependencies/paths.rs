@@ -95,7 +95,7 @@ impl<'a> Parser<'a> {
             .map_or("", |token| token.text)
     }
 
-    /// Returns true if these tokens come next, beginning with the current one.
+    /// Returns true if the next tokens, beginning with the current one, have the given texts.
     fn is_ahead(&self, texts: &[&str]) -> bool {
         texts
             .iter()
@@ -179,7 +179,7 @@ impl<'a> Parser<'a> {
         });
     }
 
-    /// Reads the paths in a `use` declaration that begin with `prefix`.
+    /// Reads a tree in a `use` declaration; all paths in it begin with `prefix`.
     fn use_tree(&mut self, prefix: &[String]) {
         let mut segments = prefix.to_vec();
         let line = self.tokens.get(self.position).map_or(0, |token| token.line);

@@ -31,7 +31,7 @@ pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     found
 }
 
-/// Returns the length in bytes of the next piece of source, and whether it is a token.
+/// Returns the length in bytes of the next piece of source, and true if it is a token.
 fn next_piece(rest: &str) -> (usize, bool) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), false);

@@ -66,7 +66,7 @@ impl Layer {
     }
 }
 
-/// Returns the SHA-256 of these bytes, in hexadecimal.
+/// Returns the SHA-256 of the given bytes, in hexadecimal.
 pub(super) fn digest(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }

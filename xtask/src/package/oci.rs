@@ -42,8 +42,8 @@ pub(crate) struct WrittenImage {
 }
 
 impl Image {
-    /// Writes the archive of an image for linux/amd64 that contains the files in the directory `root`.
-    /// `output` appears only once it is complete.
+    /// Writes the archive of an image for linux/amd64 that contains the files in the directory `root`. The
+    /// file `output` appears only once it is complete.
     pub(crate) fn write(&self, root: &Path, output: &Path) -> Result<WrittenImage> {
         let tags: Vec<&str> = self.names.iter().map(|it| tag(it)).collect::<Result<_>>()?;
         ensure!(!tags.is_empty(), "an image needs a name");
@@ -100,7 +100,7 @@ impl Image {
     }
 }
 
-/// Returns the tag in an image name. A colon before the last slash does not start a tag but a port.
+/// Returns the tag in an image name. A colon before the last slash starts a port, not a tag.
 fn tag(name: &str) -> Result<&str> {
     let (_, last) = name.rsplit_once('/').unwrap_or(("", name));
     let parts = last.split_once(':');

@@ -9,7 +9,7 @@ use crate::{host, progress};
 /// The packages that contain Debian's newest Rust compiler and its `core` for BPF.
 pub(super) const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
 
-/// Installs those of the packages that are missing; does not call apt if none are.
+/// Installs the given packages that are missing; does not call apt if none are.
 pub(super) fn install(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -90,7 +90,7 @@ fn without_installed<'a>(packages: &[&'a str], listing: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Returns those of the packages that apt cannot install from its configured sources.
+/// Returns the given packages that apt cannot install from its configured sources.
 fn unknown<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     let output = Command::new("apt-cache")
         .env("LC_ALL", "C")

@@ -58,7 +58,7 @@ impl Mirrors {
         Self::choose(&entries, codename)
     }
 
-    /// Returns the mirror that has a suite.
+    /// Returns the mirror that has the given suite.
     pub(super) fn of(&self, suite: &str) -> &Mirror {
         if suite.ends_with("-security") {
             &self.security
@@ -89,8 +89,8 @@ impl Mirrors {
 }
 
 impl Mirror {
-    /// Returns a line in the format of a sources file, for this suite. It also names [`KEYRING`], since an
-    /// entry's own keyrings may lack the keys for other suites.
+    /// Returns a line for the given suite, in the format of a sources file. It also names [`KEYRING`], since
+    /// an entry's own keyrings may lack the keys for other suites.
     pub(super) fn line(&self, suite: &str) -> String {
         let mut keyrings = self.keyrings.clone();
         let use_keyring = Path::new(KEYRING).is_file() || keyrings.is_empty();

@@ -75,7 +75,7 @@ impl DebianArchive {
             .with_context(|| format!("the suite {} has no package {names}", self.suites))
     }
 
-    /// Returns true if all of these packages, given as `name=version`, are available.
+    /// Returns true if all of the given packages (each as `name=version`) are available.
     pub(crate) fn offers(&self, packages: &[String]) -> bool {
         let mut command = self.apt("apt-cache");
         progress::succeeds(command.arg("show").args(packages))
@@ -89,7 +89,8 @@ impl DebianArchive {
         progress::step(&label, &mut command)
     }
 
-    /// Returns the names of all packages that apt would install in order to install these.
+    /// Returns the names of all packages, including dependencies, that apt would install for the given
+    /// packages.
     pub(crate) fn simulate_install(&self, packages: &[&str]) -> Result<Vec<String>> {
         let mut command = self.apt("apt-get");
         command.args(["install", "--simulate", "--no-install-recommends"]);
@@ -177,7 +178,7 @@ pub(crate) fn sha256(path: &Path) -> Result<String> {
     Ok(sum.to_owned())
 }
 
-/// Fails if a file does not have this SHA-256.
+/// Fails if a file's SHA-256 is not the expected one.
 pub(crate) fn check_hash(path: &Path, expected: &str) -> Result<()> {
     let sum = sha256(path)?;
     ensure!(

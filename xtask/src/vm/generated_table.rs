@@ -1,4 +1,4 @@
-//! Writes generated tables into the documents.
+//! Writes generated tables into the documentation.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use crate::workspace;
 
 const END: &str = "<!-- end -->\n";
 
-/// The place of a generated table in the documents.
+/// The place of a generated table in the documentation.
 #[derive(Debug)]
 pub(super) struct GeneratedTable {
     /// Path of the page, relative to the workspace.

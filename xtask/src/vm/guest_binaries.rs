@@ -67,8 +67,8 @@ impl MachinePrograms {
         path.with_context(|| format!("the program {name} was not built"))
     }
 
-    /// Lists those tests in a test program that libtest selects with these options and whose names contain
-    /// one of the filters.
+    /// Lists the tests in a test program that libtest selects with these options and whose names contain one
+    /// of the filters.
     pub(super) fn list_tests(
         &self,
         name: &str,
@@ -88,7 +88,7 @@ impl MachinePrograms {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Returns the part of the initramfs that all machines share: these programs, and some of the host's
+    /// Returns the part of the initramfs that all machines share: the built programs, and some of the host's
     /// programs with their libraries.
     pub(crate) fn overlay(&self) -> Result<Overlay> {
         let mut overlay = Overlay::default();

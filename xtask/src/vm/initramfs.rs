@@ -16,8 +16,8 @@ use super::{
     modules::{self, Modules},
 };
 
-/// Version of the base's format, which is increased when the format changes, so that cached bases are not
-/// used.
+/// Version of the base's format. It is increased when the format changes, so that bases cached in the old
+/// format are not used.
 const FORMAT: u32 = 1;
 
 /// Path in the guest of the list of modules to load, with one path per line.

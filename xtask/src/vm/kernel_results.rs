@@ -100,7 +100,7 @@ impl KernelResult {
     }
 }
 
-/// The table in docs/kernel-support.md.
+/// The table of results in docs/kernel-support.md.
 const TABLE: GeneratedTable = GeneratedTable {
     page: "docs/kernel-support.md",
     mark: "<!-- matrix, written by cargo xtask vm --whole --update -->\n",

@@ -144,8 +144,8 @@ impl PinnedKernel {
     }
 }
 
-/// Returns the series with these names. Without names, returns all series or only those with pinned kernels.
-/// Ignores `native`.
+/// Returns the series with the given names. Without names, returns all series if `all` is true, and otherwise
+/// only those with pinned kernels. The name `native` is ignored.
 pub(super) fn select(names: &[String], all: bool) -> Result<Vec<&'static Series>> {
     let is_known = |name: &String| {
         name == super::NATIVE || ALL_SERIES.iter().any(|series| series.name == *name)

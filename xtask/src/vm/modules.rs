@@ -148,7 +148,7 @@ impl Modules {
         })
     }
 
-    /// Returns those of the wanted modules that the kernel lacks.
+    /// Returns the wanted modules that the kernel lacks.
     pub(super) fn absent(&self, wanted: &[&str]) -> Vec<String> {
         let names = wanted.iter().map(|name| name.replace('-', "_"));
         names
@@ -262,7 +262,7 @@ fn parse_modinfo(modinfo: &[u8]) -> Dependencies {
     dependencies
 }
 
-/// Returns the names after `pre:` in a text such as `pre: a b post: c`.
+/// Returns the names after `pre:` in a string such as `pre: a b post: c`.
 fn parse_softdep(text: &str) -> Vec<String> {
     let mut is_before = false;
     let mut names = Vec::new();
@@ -308,7 +308,7 @@ fn decompress(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Adds the modules in a directory and in those below it.
+/// Adds the modules in a directory and its subdirectories.
 fn list_modules(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -322,7 +322,7 @@ fn list_modules(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Resu
     Ok(())
 }
 
-/// Returns the name of the module at this path, or `None` if this is not the path of a module.
+/// Returns the name of the module at the given path, or `None` if this is not the path of a module.
 fn module_name(path: &str) -> Option<String> {
     let file = path.rsplit('/').next()?;
     let (name, compression) = file.split_once(".ko")?;

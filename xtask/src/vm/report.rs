@@ -1,5 +1,5 @@
-//! Parses a machine's report, which consists of events as JSON objects, one per line, and of lines that its
-//! programs print, each after a bar (`| `).
+//! Parses a machine's report. Each line is either an event, as a JSON object, or a line that one of the
+//! machine's programs printed, after a bar (`| `).
 
 use serde_json::Value;
 

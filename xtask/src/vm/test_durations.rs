@@ -7,7 +7,7 @@ use super::{generated_table::GeneratedTable, kernel_results::KernelResult};
 /// Number of tests in the table of the slowest tests.
 const SLOWEST: usize = 20;
 
-/// The tables in docs/testing.md.
+/// The tables of test durations in docs/testing.md.
 const TABLE: GeneratedTable = GeneratedTable {
     page: "docs/testing.md",
     mark: "<!-- costs, written by cargo xtask vm --whole --update -->\n",

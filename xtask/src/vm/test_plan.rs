@@ -16,7 +16,7 @@ const SKIPS: &str = "/run/skips";
 /// Number of tests that run concurrently in a machine with one CPU; many tests spend most of their time
 /// waiting.
 const CONCURRENT_TESTS: u32 = 2;
-/// Minimum number of tests to split between two machines.
+/// If there are at least this many netns tests, they are split between two machines.
 const MIN_TO_SPLIT: usize = 20;
 
 /// Prefix of the names of tests that need two CPUs.
@@ -59,13 +59,13 @@ pub(crate) struct TestSelection {
     netns: Vec<String>,
     /// The netns tests that need two CPUs.
     race: Vec<String>,
-    /// True if `culvert-lab verify` should run too, which reports the verifier's costs for the programs.
+    /// True if `culvert-lab verify`, which reports the verifier's costs for the programs, should run too.
     verify: bool,
 }
 
 impl TestSelection {
-    /// Selects the tests that match a filter. Without a filter, selects all tests or only those that depend
-    /// on the kernel.
+    /// Selects the tests that match a filter. Without a filter, selects all tests if `all` is true, and
+    /// otherwise only those that depend on the kernel.
     pub(crate) fn new(programs: &MachinePrograms, filter: &[String], all: bool) -> Result<Self> {
         let packet = programs.list_tests("packet", filter, &[])?;
         let mut netns = programs.list_tests("netns", filter, &[])?;
@@ -145,7 +145,7 @@ impl TestSelection {
     }
 }
 
-/// Returns the entry that runs these tests from a test program, at most `concurrent` at the same time.
+/// Returns the entry that runs the given tests from a test program, at most `concurrent` at the same time.
 fn tests(program: &'static str, concurrent: u32, names: &[String]) -> Entry {
     let options = [
         format!("/bin/{program}"),
@@ -224,8 +224,8 @@ impl Plan {
         })
     }
 
-    /// Returns the name and the command for each program when it runs on this machine. The caller sets the
-    /// path of the skip file.
+    /// Returns each program's name, and the command that runs it on this machine. The caller sets the path of
+    /// the skip file.
     pub(crate) fn native_commands(
         &self,
         programs: &MachinePrograms,

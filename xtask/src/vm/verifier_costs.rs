@@ -11,7 +11,7 @@ use crate::workspace;
 
 /// The file with the recorded costs.
 const FILE: &str = "tests/verifier.json";
-/// The table in docs/kernel-support.md.
+/// The table of costs in docs/kernel-support.md.
 const TABLE: GeneratedTable = GeneratedTable {
     page: "docs/kernel-support.md",
     mark: "<!-- written by cargo xtask vm --update -->\n",
@@ -96,7 +96,7 @@ impl VerifierCosts {
         self.kernels.insert(kernel.to_owned(), recorded);
     }
 
-    /// Writes the recorded costs, and the table of them in the documents.
+    /// Writes the recorded costs, and the table of them in the documentation.
     pub(super) fn write(&self) -> Result<()> {
         let kernels = self.kernels.iter().map(|(kernel, recorded)| {
             let programs = recorded.programs.iter().map(|(name, costs)| {
@@ -123,7 +123,7 @@ impl VerifierCosts {
         TABLE.write(&self.table())
     }
 
-    /// Renders the table for the documents, with one row per kernel.
+    /// Renders the table for the documentation, with one row per kernel.
     fn table(&self) -> String {
         let row = |(kernel, recorded): (&String, &KernelCosts)| {
             let has = |feature: &str| recorded.features[feature] == true;

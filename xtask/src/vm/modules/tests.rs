@@ -8,7 +8,7 @@ fn module(required: &[&str], soft: &[&str]) -> Lookup {
     })
 }
 
-/// Looks up a module in a small, imaginary kernel.
+/// Looks up a module in a small, fictitious kernel.
 fn look_up(name: &str) -> Result<Lookup> {
     Ok(match name {
         "veth" | "nf_defrag_ipv4" | "crc32c_generic" => module(&[], &[]),

@@ -2,17 +2,17 @@
 //! no randomness. `reconcile/desired_plans` holds the plans for all Services, and updates those that a change
 //! affects.
 //!
-//! - `endpoint_selection`: which endpoints of a service port get traffic
-//! - `endpoint_status`: the status of each endpoint and the reason for it, for operators
-//! - `external_ip_owners`: the Nodes and load balancers that own external IPs
-//! - `frontend_owners`: which Service owns a frontend that several Services claim
-//! - `health_checks`: the health checks for load balancers
-//! - `local_node`: this node's zone and addresses
+//! - `endpoint_selection`: selects the endpoints of a service port that get traffic
+//! - `endpoint_status`: determines each endpoint's status and the reason for it, for operators
+//! - `external_ip_owners`: tracks the Nodes and load balancers that own external IPs
+//! - `frontend_owners`: determines which Service owns a frontend that several Services claim
+//! - `health_checks`: plans the health checks that load balancers use
+//! - `local_node`: tracks this node's zone and addresses
 //! - `no_local_endpoints`: counts service ports with traffic policy `Local` but no local endpoint
 //! - `node_pools`: restricts Services to endpoints on this node or in its node pool
 //! - `slots`: distributes the slots of a backend set among its backends
-//! - `source_ranges`: the clients that may use a load balancer's addresses
-//! - `steering`: which addresses and ports are steered to the tunnel
+//! - `source_ranges`: determines which clients may use a load balancer's addresses
+//! - `steering`: plans which addresses and ports are steered to the tunnel
 
 mod endpoint_selection;
 mod endpoint_status;
@@ -50,11 +50,11 @@ use tunnel_common::{
 
 use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
 
-/// The name of a service port: a port of a Service in one address family. As in kube-proxy
-/// (`pkg/proxy/serviceport.go`), a port is identified by its name and protocol, not by its number.
+/// Identifies a service port, that is, a Service's port in one address family. As in kube-proxy
+/// (`pkg/proxy/serviceport.go`), the port is identified by its name and protocol, not by its number.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortName {
-    /// The Service.
+    /// The Service's namespace and name.
     pub service: ObjectName,
     /// The port's name in the Service; empty if the port is unnamed.
     pub port: Arc<str>,
@@ -93,20 +93,20 @@ impl fmt::Display for BackendTarget {
 /// The contents that the maps should have for one service port.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PortPlan {
-    /// The addresses and ports that are translated.
+    /// The frontends, keyed by the address, port and protocol that clients connect to.
     pub frontends: LiteMap<FrontendKey, FrontendPlan>,
     /// The slots of the backend set for traffic policy `Cluster`. A backend with a greater weight has more
     /// slots. Empty if no frontend has this policy.
     pub cluster: Vec<BackendTarget>,
     /// The slots of the backend set for traffic policy `Local`. Empty if no frontend has this policy.
     pub local: Vec<BackendTarget>,
-    /// True if traffic policy `Cluster` permits at least one endpoint. If it permits none, connections are
-    /// refused. If it permits some, but a frontend with policy `Local` has no backend, that frontend is
-    /// unreachable.
+    /// True if traffic policy `Cluster` permits at least one endpoint. Determines the error for connections
+    /// to a frontend that has no backends: "host unreachable" if true (there are endpoints, but none is
+    /// local), or "connection refused" if false.
     pub has_endpoints: bool,
-    /// All backends that serve new or open connections, whether they are in a set or not, in ascending order.
+    /// All backends that serve new or open connections, whether or not they are in a set, in ascending order.
     pub serving: Vec<BackendTarget>,
-    /// The algorithm that chooses a slot.
+    /// The algorithm that chooses a slot for each new connection.
     pub algorithm: Algorithm,
     /// The timeout for client-IP affinity in seconds; 0 if there is no affinity.
     pub affinity_timeout: u32,
@@ -124,7 +124,7 @@ impl PortPlan {
         frontend.kind == FrontendKind::LoadBalancerIp && !self.source_ranges.is_empty()
     }
 
-    /// Returns the ranges of clients that may use the restricted frontends; empty if no frontend is
+    /// Returns the source ranges that restrict this port's frontends, or an empty slice if no frontend is
     /// restricted.
     #[must_use]
     pub fn used_source_ranges(&self) -> &[SourceRange] {
@@ -135,8 +135,8 @@ impl PortPlan {
         if is_used { &self.source_ranges } else { &[] }
     }
 
-    /// Returns this plan with its client ranges replaced by `programmed`, which are already in the maps. If
-    /// `programmed` is empty, restricted frontends are left out.
+    /// Returns this plan with its source ranges replaced by `programmed`, the ranges that are already in the
+    /// maps. If `programmed` is empty, restricted frontends are left out.
     #[must_use]
     pub fn with_source_ranges(&self, programmed: &[SourceRange]) -> Self {
         let mut plan = self.clone();
@@ -185,16 +185,16 @@ pub struct FrontendPlan {
     pub socket_policy: TrafficPolicy,
     /// The traffic policy for packets from outside this node.
     pub packet_policy: TrafficPolicy,
-    /// True if the host's sockets may use the frontend; always true if the frontend is not restricted. `None`
-    /// if their source address is unknown.
+    /// True if sockets in the host's network namespace may use the frontend, as they always may if it is not
+    /// restricted. `None` if their source address is unknown.
     pub admits_host: Option<bool>,
     /// True if a process on this node listens on the frontend's address itself, so that sockets are not
     /// translated.
     pub has_listener: bool,
 }
 
-/// The kind of a frontend's address. If several Services have the same address, the first kind in this order
-/// wins.
+/// The kind of a frontend's address. If several Services claim the same frontend, the claim whose kind comes
+/// first in this enum wins.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum FrontendKind {
     /// A cluster IP.
@@ -214,7 +214,7 @@ pub struct NodeInfo {
     pub name: Arc<str>,
     /// This node's zone, if its Node object has one.
     pub zone: Option<Arc<str>>,
-    /// This node's addresses that serve node ports.
+    /// The addresses of this node on which node ports are served.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// The first internal address of each family in the Node object.
     pub primary_ips: BTreeSet<IpAddr>,
@@ -224,11 +224,12 @@ pub struct NodeInfo {
     pub default_algorithm: model::Algorithm,
 }
 
-/// The plans for a Service's ports. They are shared, since they are large compared with their names.
+/// The plans for a Service's ports. Each plan is reference-counted, since it is large compared with its name.
 pub type ServicePlan = LiteMap<PortName, Arc<PortPlan>>;
 
-/// Plans a Service: each of its ports in each family of its cluster IPs. As in kube-proxy
-/// (`pkg/proxy/serviceport.go`, `newBaseServiceInfo`), addresses of any other family are not served.
+/// Plans each of a Service's ports in each address family for which the Service has a cluster IP. As in
+/// kube-proxy (`pkg/proxy/serviceport.go`, `newBaseServiceInfo`), addresses of any other family are not
+/// served.
 #[must_use]
 pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
     let service = &state.service;
@@ -249,7 +250,8 @@ pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
     plans
 }
 
-/// Returns true if sockets that use this protocol can be translated: the kernel has no connect hook for SCTP.
+/// Returns true if sockets that use this protocol can be translated. SCTP sockets can't: the kernel has no
+/// connect hook for them.
 fn is_supported(protocol: Protocol) -> bool {
     protocol == Protocol::TCP || protocol == Protocol::UDP
 }
@@ -308,8 +310,8 @@ fn has_policy(frontends: &LiteMap<FrontendKey, FrontendPlan>, policy: TrafficPol
     policies.any(|used| used == policy)
 }
 
-/// Returns a port's frontends in the address family of the cluster IP `ip`. An address that is of several
-/// kinds gets the first of these kinds.
+/// Returns a port's frontends in the address family of the cluster IP `ip`. An address of several kinds gets
+/// the kind that comes first in [`FrontendKind`].
 fn frontends_of_port(
     service: &model::Service,
     ip: IpAddr,
@@ -363,8 +365,8 @@ fn frontends_of_port(
     frontends
 }
 
-/// Returns the frontends in a Service's plan. If several Services have the same frontend, the one with the
-/// lowest rank owns it.
+/// Returns a Service's claims: each frontend in its plan, with the claim's rank and the service port's name.
+/// If several Services claim the same frontend, the claim with the lowest rank wins.
 pub fn frontend_claims(
     state: &ServiceState,
     plan: &ServicePlan,

@@ -96,8 +96,7 @@ impl ExternalIpOwners {
         self.external_ips.set(&id, wanted.collect());
     }
 
-    /// Returns the Services that have an external IP which has started or stopped being served since the last
-    /// call.
+    /// Returns the Services with an external IP that has started or stopped being served since the last call.
     pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
         let changed = std::mem::take(&mut self.changed).into_iter();
         let affected = changed.filter_map(|address| self.external_ips.by_address.get(&address));
@@ -110,7 +109,7 @@ impl ExternalIpOwners {
         addresses.filter(|address| !self.is_served(address))
     }
 
-    /// Returns a Service with only those of its external IPs that are served.
+    /// Returns a Service without those external IPs that have no owner.
     #[must_use]
     pub fn without_unowned_ips<'a>(&self, state: &'a ServiceState) -> Cow<'a, ServiceState> {
         if self.unowned_ips(&state.service).next().is_none() {

@@ -1,4 +1,4 @@
-//! The owner of each frontend, in case several Services have the same address and port.
+//! Tracks the owner of each frontend, since several Services may claim the same address and port.
 
 use std::collections::{BTreeSet, hash_map::Entry};
 

@@ -10,12 +10,12 @@ use std::{
 use super::{NodeInfo, endpoint_selection};
 use crate::model::{Family, ObjectName, ServiceState};
 
-/// The health check of one Service.
+/// A Service's health check.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HealthCheck {
     /// The port of the health check, in host byte order.
     pub port: u16,
-    /// For each family of the Service's cluster IPs, the number of addresses that the ready endpoints on this
+    /// For each family of the Service's cluster IPs, how many distinct addresses the ready endpoints on this
     /// node have.
     pub ready_endpoints: BTreeMap<Family, usize>,
     /// The Service's UID, if known.
@@ -83,7 +83,7 @@ pub struct HealthChecks {
 pub struct HealthCheckListeners {
     /// The Service that each listener serves.
     pub owners: BTreeMap<SocketAddr, ObjectName>,
-    /// The Services whose port another Service owns, each with that owner.
+    /// The Services whose health check port belongs to another Service, each with that Service.
     pub losers: BTreeMap<ObjectName, ObjectName>,
 }
 

@@ -80,8 +80,8 @@ impl LocalNode {
         (now != *node_info).then_some(now)
     }
 
-    /// Returns the addresses of the links, except for loopback and link-local ones. Link-local addresses
-    /// change whenever a pod starts or stops.
+    /// Returns the addresses of the links, except for loopback and link-local ones. Link-local ones are left
+    /// out because they change whenever a pod starts or stops.
     fn reachable_addresses(&self) -> BTreeSet<IpAddr> {
         let is_of_link = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => ip.is_link_local(),

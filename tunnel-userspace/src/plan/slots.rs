@@ -1,5 +1,5 @@
 //! Distributes the slots of a backend set among its backends. A backend with a greater weight gets more
-//! slots, so that the kernel programs need no weights.
+//! slots, so that the BPF programs need no weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +60,7 @@ const fn gcd(mut a: u32, mut b: u32) -> u32 {
     a
 }
 
-/// The sizes of Maglev tables: the largest prime below each power of two.
+/// The sizes of Maglev tables: the largest prime below each power of two from 256 to 16384.
 const TABLE_SIZES: [usize; 7] = [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381];
 
 /// The minimum number of slots per backend, unless the largest table is too small for that. With this many

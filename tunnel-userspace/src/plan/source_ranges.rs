@@ -11,8 +11,9 @@ use super::NodeInfo;
 use crate::model::{self, Family};
 
 /// Returns the clients in a family that may use the load balancer's addresses, as disjoint ranges in
-/// ascending order; empty if all clients may. If this node may, the load balancer's addresses are added: a
-/// node that has one of these addresses uses it as the source address when connecting to it.
+/// ascending order; empty if all clients may use them. If this node is one of these clients, the load
+/// balancer's addresses are added to the ranges: a node that has one of these addresses uses it as the source
+/// address when connecting to it.
 pub(super) fn allowed_clients(
     service: &model::Service,
     family: Family,

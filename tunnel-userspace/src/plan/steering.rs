@@ -27,7 +27,7 @@ pub struct SteeringRules {
     pub own_node: String,
     /// The label selector for edge nodes.
     pub edge_selector: Selector,
-    /// The name of the ConfigMap that lists further ports.
+    /// The name of the ConfigMap that lists further ports to steer.
     pub config_map: ObjectName,
     /// For IPv4 and IPv6, respectively: true if the family has a steering prefix.
     pub families: [bool; 2],
@@ -61,7 +61,7 @@ pub struct SteeringProblem {
     pub text: String,
 }
 
-/// The addresses and ports to steer, and the problems.
+/// The addresses and ports to steer, and the problems found while planning.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SteeringPlan {
     /// The target for each steered address and port.
@@ -72,7 +72,7 @@ pub struct SteeringPlan {
     pub problems: BTreeSet<SteeringProblem>,
 }
 
-/// Computes the targets to steer to, from the Nodes and the ConfigMap.
+/// Plans steering from the Nodes and the ConfigMap.
 #[must_use]
 pub fn plan_steering(
     nodes: &BTreeMap<ObjectName, Arc<Node>>,
@@ -124,8 +124,8 @@ fn address_owners<'a>(
     owners
 }
 
-/// Returns those of a Node's addresses that can be steered. Adds a problem for each address that is invalid,
-/// belongs to another Node, or exceeds the limit.
+/// Returns a Node's addresses that can be steered. Adds a problem for each address that is invalid, belongs
+/// to another Node, or exceeds the limit.
 fn steerable_addresses(
     node: &Node,
     owners: &BTreeMap<IpAddr, (bool, i64, &ObjectName)>,

@@ -14,7 +14,8 @@ fn node(name: &str, pool: Option<&str>) -> (ObjectName, Node) {
     (node.name.clone(), node)
 }
 
-/// Returns the node pools as seen by node `a`. Each of these Nodes is in the given pool, or in none.
+/// Returns the node pools as seen by node `a`. Each Node is given with its pool, or with `None` if it is in
+/// no pool.
 fn pools(nodes: &[(&str, Option<&str>)]) -> NodePools {
     let mut pools = NodePools::new(TopologyKeys::Honor, "a".into());
     set_nodes(&mut pools, nodes);

@@ -12,7 +12,8 @@ fn target(number: u8) -> BackendTarget {
     }
 }
 
-/// Returns the number of the backend in each slot of a set whose backends have these weights.
+/// Distributes the slots of a set whose backends have these weights, and returns the number of the backend in
+/// each slot.
 fn slots(algorithm: Algorithm, weights: &[u32]) -> Vec<usize> {
     let targets: Vec<_> = (0_u8..).map(target).take(weights.len()).collect();
     let weights = targets

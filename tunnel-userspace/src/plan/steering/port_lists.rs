@@ -20,8 +20,8 @@ const HTTP_KEY: &str = "http-proxy-ports";
 const HTTPS_KEY: &str = "https-proxy-ports";
 const LOCALHOST_KEY: &str = "localhost-proxy-ports";
 
-/// Returns the steered ports, each with true if the agent must dial it on the loopback address. Leaves out
-/// invalid entries in the ConfigMap, and adds them to the problems.
+/// Returns the steered ports. The value is true if the agent must dial the port on the loopback address.
+/// Leaves out invalid entries in the ConfigMap, and adds a problem for each.
 pub(super) fn read_ports(
     config_map: Option<&ConfigMap>,
     problems: &mut BTreeSet<SteeringProblem>,

@@ -53,7 +53,7 @@ fn weighted(others: u32) -> Service {
     }
 }
 
-/// Returns the reasons for the statuses of endpoints of these kinds, in order of address.
+/// Creates endpoints of the given kinds and returns the reasons for their statuses, in order of address.
 fn reasons(
     family: Family,
     service: &Service,

@@ -4,9 +4,9 @@
 //! - `stale`: finds stale sockets, that is, sockets connected to a removed backend
 //! - `namespaces`: finds and enters the network namespaces of processes
 //! - `scan`: scans for stale sockets once and terminates them
-//! - `retry`: the delay before a failed scan is retried
+//! - `retry`: determines the delay before a failed scan is retried
 //! - `terminator`: starts a scan whenever a backend has been removed
-//! - `helper`: the helper process that scans pods if the daemon lacks the privileges to do so
+//! - `helper`: runs the helper process, which scans pods if the daemon lacks the privileges to do so
 //!
 //! A scan keeps no state: it compares each socket's translation with the current backends. The first scan, at
 //! startup, also terminates sockets whose backends were removed while no daemon was running.
@@ -38,7 +38,8 @@ pub enum PodTerminator {
     Daemon,
     /// The helper process.
     Helper,
-    /// No process: the daemon can't enter the pods' network namespaces, for the reason given.
+    /// No process: no helper is connected, and the daemon can't enter the pods' network namespaces, for the
+    /// reason given.
     Unreached(String),
 }
 

@@ -45,7 +45,7 @@ struct ScanOrder {
     /// The number of the scan.
     #[serde(rename = "look")]
     number: u64,
-    /// The numbers of the protocols whose sockets are to be terminated.
+    /// The IP protocol numbers of the sockets to terminate.
     protocols: Vec<u8>,
 }
 

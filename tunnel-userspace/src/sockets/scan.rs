@@ -29,9 +29,8 @@ const PROC: &str = "/proc";
 pub(super) enum ScanScope {
     /// The network namespace of this process.
     Own,
-    /// All other network namespaces. The helper uses this scope because it shares a network namespace with
-    /// the daemon. The daemon terminates the sockets there itself, so the helper would count them a second
-    /// time.
+    /// All network namespaces except this process's own. The helper uses this scope because it shares its
+    /// network namespace with the daemon, which terminates and counts the sockets there itself.
     Others,
     /// All network namespaces.
     All,
@@ -199,7 +198,7 @@ impl ScanReport {
         self.problem = self.problem.take().or(other.problem);
     }
 
-    /// Terminates those suspects in the calling thread's network namespace that turn out to be stale.
+    /// Terminates each suspect in the calling thread's network namespace that turns out to be stale.
     fn end_all<M: TranslationMaps>(
         &mut self,
         search: &StaleSearch<'_, M>,

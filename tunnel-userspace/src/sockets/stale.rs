@@ -33,7 +33,7 @@ pub struct TranslatedSocket {
 
 /// The pinned maps that hold the backends and the sockets' translations.
 pub trait TranslationMaps: Send + Sync {
-    /// Calls `visit` for every socket that has a translation, in all network namespaces on the machine.
+    /// Calls `visit` for every socket that has a translation, in all network namespaces on the node.
     ///
     /// # Errors
     ///
@@ -133,8 +133,8 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
     }
 
     fn backend_is_gone(&self, backend: Option<&Backend>, origin: &Origin) -> io::Result<bool> {
-        // A connect() that was refused by a redirect (before Linux 6.1) or steered to the tunnel has no
-        // backend.
+        // A connect() that was refused by redirecting it to another address (before Linux 6.1), or that was
+        // steered to the tunnel, has no backend.
         let was_refused =
             origin.protocol == Protocol::UDP && origin.state == BackendState::default();
         if was_refused || origin.index == Origin::NO_BACKEND {

@@ -104,8 +104,8 @@ impl<M: TranslationMaps + 'static> Terminator<M> {
     }
 
     /// Scans once and then again whenever `removals` changes, until the drain begins. `removals` must change
-    /// after a backend has been removed, once no program can choose it any more. Any number of changes during
-    /// a scan lead to a single further scan.
+    /// after a backend has been removed, once no program can choose it any more. If it changes several times
+    /// during a scan, only one further scan follows.
     pub async fn run(self, removals: watch::Receiver<u64>, draining: watch::Receiver<bool>) {
         let pods = self.process_for_pods();
         self.view.send_modify(|view| view.pods = pods.clone());

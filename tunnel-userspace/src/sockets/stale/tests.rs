@@ -31,7 +31,7 @@ struct Case {
 }
 
 impl Case {
-    /// Returns a case with a serving backend.
+    /// Creates a case in which the socket's backend is serving.
     fn new(protocol: Protocol, addresses: [&str; 3]) -> Self {
         let [vip, to, elsewhere] =
             addresses.map(|text| Address::from_ip(text.parse().expect("an address")));

@@ -2,20 +2,20 @@
 //!
 //! `reconcile_loop` waits for changes and passes them to `reconciler`, which has three parts:
 //!
-//! - `desired_plans`: the plans for all Services; a change updates only the plans that depend on it
+//! - `desired_plans`: holds the plans for all Services, and updates only those that a change affects
 //! - `map_sync`: compares the plans with the contents of the maps and writes the differences, in an order
 //!   that is safe at every step
-//! - `published_state`: the state that other tasks can read while the maps are being written: Services,
-//!   counters, metrics and problems
+//! - `published_state`: publishes Services, counters, metrics and problems, which other tasks can read while
+//!   the maps are being written
 //!
 //! These modules support the others:
 //!
 //! - `background_job`: runs a job on its own thread, so that the loop need not wait for it
 //! - `grace_period`: holds removed entries until an RCU grace period has passed and they can be freed
 //! - `listener_poll`: polls for local processes that listen on a Service's address
-//! - `map_access`: the traits for reading and writing maps
+//! - `map_access`: defines the traits for reading and writing maps
 //! - `migrate`: copies the contents of maps into maps of different sizes
-//! - `port_problems`: the problems with service ports that can't be programmed as planned
+//! - `port_problems`: tracks the service ports that can't be programmed as planned
 //! - `steering`: plans steering and writes the steering maps
 
 mod background_job;

@@ -56,7 +56,7 @@ pub(super) struct DesiredPlans {
     pub(super) listeners: LocalListeners,
     local_node: LocalNode,
     /// The Services' health checks. They are published as a single value because there are few of them: only
-    /// load balancers with traffic policy `Local` have one.
+    /// load-balancer Services with external traffic policy `Local` have one.
     pub(super) health: Arc<HealthChecks>,
     /// True if this node's Node object exists.
     pub(super) node_known: bool,
@@ -173,7 +173,8 @@ impl DesiredPlans {
         }
         let mut affected = self.rules.external_ip_owners.take_changed_services();
         affected.append(&mut self.rules.node_pools.take_changed_services());
-        // This comes first, so that the changed Services are planned only once.
+        // A change to this node is applied first, so that the changed Services below are planned with the
+        // node's new state.
         let mut changed = if own_node_changed {
             self.replan_if_node_changed()
         } else {
@@ -225,8 +226,8 @@ impl DesiredPlans {
         self.replan_if_node_changed()
     }
 
-    /// Replaces the set of frontends that have a local listener. Frontends that are not on one of this node's
-    /// addresses are ignored.
+    /// Replaces the set of frontends that have a local listener. Ignores frontends whose address is not one
+    /// of this node's.
     pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> PlanChanges {
         let changed = self.listeners.set_listeners(found);
         let mut services = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Removed map entries that are waiting for an RCU grace period to end. Until then, a program may still read
-//! them.
+//! Removed map entries that are waiting for an RCU grace period to end. Until it has ended, a program may
+//! still be reading them.
 
 use std::{io, sync::Arc};
 
@@ -13,7 +13,7 @@ pub trait GracePeriod: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Returns an error if the kernel refuses to wait, in which case nothing may be freed.
+    /// Returns an error if the wait fails, in which case nothing may be freed.
     fn wait(&self) -> io::Result<()>;
 }
 
@@ -32,7 +32,8 @@ pub(crate) enum RetiredEntry {
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct RetiredEntries(pub(crate) Vec<RetiredEntry>);
 
-/// Batches of retired entries. Each batch in turn waits for a grace period in the background.
+/// A queue of retired entries. One batch of them at a time waits for a grace period in the background, while
+/// newly retired entries collect in the next batch.
 pub(super) struct RetiredQueue<G> {
     pub(super) grace_period: Arc<G>,
     running: BackgroundJob<io::Result<RetiredEntries>>,
@@ -49,7 +50,8 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
         }
     }
 
-    /// Adds retired entries to the next batch and starts that batch unless another one is running.
+    /// Adds retired entries to the next batch. Starts that batch if it has any entries and no other batch is
+    /// running.
     pub(super) fn add(&mut self, mut retired: RetiredEntries) {
         self.next.0.append(&mut retired.0);
         if !self.running.is_running() && self.has_next() {
@@ -72,8 +74,8 @@ impl<G: GracePeriod + 'static> RetiredQueue<G> {
     }
 
     /// Waits for the running batch's grace period and returns the batch, which may then be freed. Returns
-    /// `None` if the kernel refused to wait, in which case the batch's entries stay allocated until the
-    /// daemon restarts and reads the maps again.
+    /// `None` if the wait failed or its thread panicked, in which case the batch's entries stay allocated
+    /// until the daemon restarts and reads the maps again. Waits forever if no batch is running.
     pub(super) async fn wait_for_batch(&mut self) -> Option<RetiredEntries> {
         let freed = self.running.wait().await?;
         let log = |error: &_| tracing::error!(%error, "cannot wait for an RCU grace period, so removed map entries are not freed");

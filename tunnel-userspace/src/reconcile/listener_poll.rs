@@ -8,7 +8,8 @@ use tunnel_common::service::FrontendKey;
 
 use super::{background_job::BackgroundJob, reconciler::Reconciler};
 
-/// A function that returns those of the given frontends that a process on this node is listening on.
+/// A function that takes a set of frontends and returns the ones on which a process on this node is
+/// listening.
 pub type FindListeners = Box<
     dyn FnMut(&BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, ListenerPollError> + Send,
 >;

@@ -39,7 +39,7 @@ pub enum AdoptError {
     /// A map can't be written to.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The kernel refused to wait for a grace period.
+    /// The wait for a grace period failed.
     #[error("cannot wait for the kernel's grace period")]
     Grace(#[source] io::Error),
 }

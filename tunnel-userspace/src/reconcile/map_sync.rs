@@ -199,8 +199,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.replace_problems(service, problems);
     }
 
-    /// Writes a port's planned entries, or as many of them as there is room for. Returns the difference,
-    /// whose deletions the caller must make later.
+    /// Writes a port's planned entries, or as many of them as there is room for. Returns the diff, whose
+    /// deletions the caller must apply later, or `None` if nothing was written.
     fn write_port(
         &mut self,
         name: &PortName,
@@ -263,8 +263,9 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Some(id)
     }
 
-    /// Writes the probe's frontend, calls `dial`, and removes the frontend again. Returns `None` if the maps
-    /// have no room for the frontend or a Service already owns it.
+    /// Writes the probe's frontend, calls `dial`, and removes the frontend again. Returns `None` without
+    /// calling `dial` if a Service already owns the frontend or if it can't be written, for example because a
+    /// map is full.
     pub(super) fn dial_probe<R>(
         &mut self,
         probe: &ProbeFrontend,

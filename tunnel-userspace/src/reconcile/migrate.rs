@@ -1,6 +1,6 @@
-//! Copies the contents of maps into empty maps of different sizes that no program reads yet. Numbers that are
-//! also stored outside these maps stay the same: a socket stores the index of its backend and the id of its
-//! service port, and a steering address contains the index of its record.
+//! Copies the contents of the maps into new, empty maps of different sizes, which no program reads yet.
+//! Numbers that are also stored outside the maps stay the same: a socket stores the index of its backend and
+//! the id of its service port, and a steering address contains the index of its record.
 
 use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
@@ -24,7 +24,7 @@ use super::{
      (open connections may use the highest index)"
 )]
 pub struct MapTooSmall {
-    /// The config key of the size.
+    /// The name of the size's field under `bpf.maps` in the config.
     pub size: &'static str,
     /// The configured size.
     pub wanted: u32,
@@ -33,7 +33,7 @@ pub struct MapTooSmall {
 }
 
 impl MapTooSmall {
-    /// Returns true if this size comes from the config. The size for steering does not if steering is off.
+    /// Returns true if this size comes from the config. The steering size doesn't when steering is off.
     #[must_use]
     pub fn is_configured(&self) -> bool {
         self.size != MapSize::Steering.key() || self.wanted != MapSizes::DISABLED
@@ -92,7 +92,7 @@ impl ServiceMapsSnapshot {
         )
     }
 
-    /// Writes the contents into empty maps. Backend indices beyond those of the old maps get the state
+    /// Writes the contents into empty maps. The backend indices that the old maps did not have get the state
     /// `unused`.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ fn write_compacted<T: Eq + Hash>(
     Ok(bases)
 }
 
-/// Returns a set with its new base.
+/// Returns a list's new position. `bases` maps each list's old base to its new one.
 fn with_new_base(bases: &BTreeMap<u32, u32>, set: IndexRange) -> IndexRange {
     let base = bases.get(&set.base).filter(|_| set.len > 0);
     base.map_or_else(IndexRange::default, |base| IndexRange {
@@ -183,12 +183,12 @@ pub fn write_unused_backends(
     written
 }
 
-/// Returns the smallest size for which the array contains the given index, or 0 if there is no index.
+/// Returns the smallest map size for which the array has an entry at `index`, or 0 if `index` is `None`.
 fn size_for_index(index: Option<&u32>) -> u32 {
     let Some(entries) = index.map(|index| index + 1) else {
         return 0;
     };
-    // The search is short, since the number of entries exceeds the size by at most an eighth plus 65.
+    // The search tries at most two sizes, since the size that `size_for` returns is always large enough.
     let least = Headroom::Update.size_for(entries).saturating_sub(1);
     let is_enough = |size: &u32| Headroom::Update.entries(*size) >= entries;
     (least..).find(is_enough).unwrap_or(entries)

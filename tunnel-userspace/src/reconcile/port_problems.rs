@@ -46,7 +46,7 @@ impl ProblemTracker {
     }
 
     /// Replaces a Service's problems and logs those that are new or resolved. If some of the Service's ports
-    /// were not tried, its previous problems are kept.
+    /// were not tried, its previous problems are kept as well.
     pub(super) fn replace(
         &mut self,
         service: &ObjectName,
@@ -76,7 +76,7 @@ impl ProblemTracker {
         }
     }
 
-    /// Returns the Services that have a port that did not fit into the maps.
+    /// Returns the Services with a port that did not fit into the maps.
     pub(super) fn services_without_room(&self) -> impl Iterator<Item = &ObjectName> {
         let is_full = |problem: &PortProblem| {
             matches!(

@@ -53,7 +53,7 @@ pub struct ReconcileLoop<M, S, G> {
     timers: Timers,
     stats: watch::Sender<ReconcileStats>,
     warnings: watch::Sender<Arc<[ObjectWarning]>>,
-    /// Incremented whenever backends have been removed and no program can choose them any more.
+    /// Incremented after backends have been removed, once no program can choose them any more.
     backend_removals: watch::Sender<u64>,
     health: watch::Sender<Arc<HealthChecks>>,
 }
@@ -111,7 +111,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.warnings.subscribe()
     }
 
-    /// Returns a receiver that is notified whenever backends have been removed and no program can choose them
+    /// Returns a receiver that is notified after backends have been removed, once no program can choose them
     /// any more.
     pub fn backend_removals(&self) -> watch::Receiver<u64> {
         self.backend_removals.subscribe()
@@ -127,8 +127,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.reconciler.published()
     }
 
-    /// Writes the probe's frontend, calls `dial`, and removes the frontend again. Returns `None` if the maps
-    /// have no room for the frontend or a Service already owns it.
+    /// Writes the probe's frontend, calls `dial`, and removes the frontend again. Returns `None` without
+    /// calling `dial` if a Service already owns the frontend or if it can't be written, for example because a
+    /// map is full.
     pub fn dial_probe<R>(&mut self, probe: &ProbeFrontend, dial: impl FnOnce() -> R) -> Option<R> {
         let sync = &mut self.reconciler.sync;
         let result = sync.dial_probe(probe, dial);
@@ -174,8 +175,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     ///
     /// # Errors
     ///
-    /// Returns an error if the kernel refuses to wait for a grace period. The entries then stay allocated
-    /// until the daemon restarts and reads the maps again.
+    /// Returns an error if the wait for a grace period fails or its thread panics. The entries then stay
+    /// allocated until the daemon restarts and reads the maps again.
     pub async fn free_retired(&mut self) -> Result<(), ThreadPanicked> {
         while self.retired.is_running() {
             let freed = self.retired.wait_for_batch().await.ok_or(ThreadPanicked)?;
@@ -192,7 +193,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         since
     }
 
-    /// Runs until the drain begins or every source has ended. The maps keep their contents.
+    /// Runs until the drain begins, every source has ended, or a background job fails. The maps keep their
+    /// contents.
     pub async fn run(
         mut self,
         mut updates: impl Updates,
@@ -232,8 +234,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     continue;
                 }
                 () = sleep_until_some(poll_at) => {}
-                // This doesn't run in the background, since it may allow waiting Services to be written. Each
-                // poll reads a bounded number of counters.
+                // Polling doesn't need to run in the background, since each poll reads a bounded number of
+                // counters. Afterwards, the loop may be able to write Services that didn't fit into the maps.
                 () = sleep_until_some(self.timers.draining_at) => self.reconciler.sync.poll_draining(),
                 _ = audits.tick() => is_due = self.audit(),
             }
@@ -281,7 +283,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
 
     /// Compares the maps with their tracked contents. Returns true if they differ, in which case the
     /// differences must be written. This must not run during a write, since a half-written change would count
-    /// as a difference. It therefore blocks the loop, for as long as it takes to read the maps at startup.
+    /// as a difference. It therefore blocks the loop, for about as long as reading the maps takes at startup.
     fn audit(&mut self) -> bool {
         match self.reconciler.audit(&*self.retired.grace_period) {
             Ok(0) => {}
@@ -302,7 +304,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         false
     }
 
-    /// Writes the changes. If a write is refused during the first sync, re-reads the maps and writes the
+    /// Writes the changes. If a batch is refused during the first sync, re-reads the maps and writes the
     /// rest.
     fn write_changes(&mut self) -> RetiredEntries {
         let retired = self.reconciler.write_changes();

@@ -36,7 +36,8 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the maps can't be read or invalid entries can't be removed.
+    /// Returns an error if the maps can't be read, if invalid entries can't be removed, or if the wait for a
+    /// grace period fails.
     pub fn adopt(
         maps: M,
         sizes: MapSizes,
@@ -115,8 +116,8 @@ impl<M> Reconciler<M> {
         self.mark_dirty(changed);
     }
 
-    /// Replaces the set of frontends that have a local listener. Frontends that are not on one of this node's
-    /// addresses are ignored. Doesn't write to the maps.
+    /// Replaces the set of frontends that have a local listener. Ignores frontends whose address is not one
+    /// of this node's. Doesn't write to the maps.
     pub fn set_listeners(&mut self, found: BTreeSet<FrontendKey>) {
         let changed = self.desired.set_listeners(&found);
         self.mark_dirty(changed);

@@ -52,7 +52,7 @@ pub struct SteeringView {
     pub edge_nodes: usize,
     /// The number of address and port pairs that are steered.
     pub entries: usize,
-    /// The number of address and port pairs that are not steered because the maps or a prefix are full.
+    /// The number of address and port pairs that are not steered because a map or a steering prefix is full.
     #[serde(default)]
     pub unprogrammed: usize,
     /// True if a write failed and will be retried.
@@ -81,7 +81,7 @@ pub struct SteeringReconciler<M> {
     unallocated: BTreeSet<SteeringKey>,
     synced: bool,
     is_complete: bool,
-    /// True if something has changed since the last sync.
+    /// True if the plan's inputs have changed since the last sync.
     has_changed: bool,
     /// True if a write failed during the last sync.
     has_failed: bool,
@@ -181,7 +181,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.synced && (self.has_failed || !self.unallocated.is_empty())
     }
 
-    /// Plans steering and writes the differences. Failed writes are retried by the next sync.
+    /// Plans steering again if its inputs have changed, and writes the differences to the maps. Failed writes
+    /// are retried by the next sync.
     pub fn sync(&mut self, now: Duration) {
         if !self.synced {
             return;
@@ -206,7 +207,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.replace_problems(problems);
     }
 
-    /// Returns a single problem for all unallocated keys, since there may be thousands of them.
+    /// Returns one problem for all unallocated keys together, since there may be thousands of them, or `None`
+    /// if there are none.
     fn full_problem(&self) -> Option<SteeringProblem> {
         let first = self.plan.targets.get(self.unallocated.first()?)?;
         let others = self.unallocated.len() - 1;
@@ -279,14 +281,14 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     }
 
     /// Drops the orphaned keys that need not be kept. While an object is missing from the sources, a key is
-    /// kept if that object may be its Node or the ConfigMap that lists its port.
+    /// kept if that object may be the key's Node or the ConfigMap that lists the key's port.
     fn prune_orphans(&mut self) {
         let rules = self.settings.rules.as_ref().filter(|_| !self.is_complete);
         let Some(rules) = rules.filter(|rules| !rules.is_own_edge(&self.nodes)) else {
             self.orphans.clear();
             return;
         };
-        // The addresses of all known Nodes, each with true if every Node that has the address is an edge
+        // The addresses of all known Nodes. The value is true if every Node that has the address is an edge
         // node.
         let mut known: BTreeMap<Address, bool> = BTreeMap::new();
         for node in self.nodes.values() {
@@ -313,8 +315,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         .then_some(index)
     }
 
-    /// Writes the key that the probe connects to. When it does, the BPF programs store the network namespace
-    /// that it connects from, which is the daemon's.
+    /// Writes the key for the address and port that the daemon's probe connects to. When the probe connects,
+    /// the BPF program stores the cookie of the network namespace that the connection comes from.
     ///
     /// # Errors
     ///
@@ -334,7 +336,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     }
 
     /// Removes the probe's key. Returns the network namespace cookie that the programs stored, or 0 if they
-    /// saw no connect().
+    /// have not seen the probe's connect().
     ///
     /// # Errors
     ///

@@ -94,7 +94,7 @@ fn cluster_ip(vip: u8) -> IpAddr {
     }
 }
 
-/// Returns the second cluster IP, in the other address family, that ends in the given number.
+/// Returns the cluster IP that ends in the given number, in the other address family.
 fn other_ip(vip: u8) -> IpAddr {
     match family(vip) {
         Family::V4 => Ipv6Addr::new(0xfd00, 0x10, 0x97, 0, 0, 0, 0, vip.into()).into(),
@@ -207,7 +207,7 @@ fn audit(reconciler: &mut Reconciler<Memory>) -> u64 {
     differences
 }
 
-/// Returns the last octet of the address of each of a VIP's backends.
+/// Returns the last address octet of each of a VIP's backends.
 fn backends(reconciler: &Reconciler<Memory>, last: u8) -> Option<Vec<u8>> {
     let octet = |backend: Backend| match backend.address.to_ip() {
         IpAddr::V4(ip) => ip.octets()[3],
@@ -362,7 +362,7 @@ fn a_change_waits_for_free_entries_and_is_then_written() {
         ..ROOMY
     }));
     let mut retired = RetiredEntries::default();
-    // There are more changes than spare entries, since nothing is freed.
+    // Nothing is freed between these changes, so they use up the spare entries.
     for round in 0..200_u8 {
         reconciler.update(update(vec![set("web", 1, &[1 + round % 9])]));
         retired.0.extend(reconciler.write_changes().0);

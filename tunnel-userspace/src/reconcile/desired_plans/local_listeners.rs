@@ -1,6 +1,6 @@
-//! Cluster IPs that are also assigned to one of this node's network interfaces, and local listeners on them.
-//! This is how a cache such as `NodeLocal` DNSCache takes the place of a Service on its node: sockets that
-//! connect to such an address are not translated, so that they reach the listener.
+//! Tracks the cluster IPs that are also assigned to one of this node's network interfaces, and the local
+//! listeners on them. This is how a cache such as `NodeLocal` DNSCache takes the place of a Service on its
+//! node: sockets that connect to such an address are not translated, so that they reach the listener.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,9 +66,8 @@ impl LocalListeners {
         local.is_some_and(|local| !local.is_subset(&self.polled))
     }
 
-    /// Replaces the set of frontends that have a listener. Frontends that are not on one of this node's
-    /// addresses are ignored. Returns the frontends that have changed, each with true if it now has a
-    /// listener.
+    /// Replaces the set of frontends that have a local listener. Ignores frontends whose address is not one
+    /// of this node's. Returns the frontends that have gained a listener (true) or lost one (false).
     pub(super) fn set_listeners(
         &mut self,
         found: &BTreeSet<FrontendKey>,

@@ -125,7 +125,7 @@ impl ActualContent {
             .insert(name, id);
     }
 
-    /// Returns the first id stored in the records of a plan's frontends that `is_wanted` accepts.
+    /// Returns the first id that `is_wanted` accepts among those stored in the records of a plan's frontends.
     pub(super) fn find_id(
         &self,
         plan: &PortPlan,
@@ -260,7 +260,7 @@ impl ActualContent {
         Some((backends, sets.collect()))
     }
 
-    /// Takes the names of the service ports from an earlier read of the maps, for ids that still exist.
+    /// Takes over the service port names from an earlier read of the maps, for ids that still exist.
     pub(crate) fn move_names_from(&mut self, earlier: &mut Self) {
         for (service, mut ids) in std::mem::take(&mut earlier.ids) {
             ids.retain(|_, id| self.ports.contains_key(id));

@@ -47,8 +47,8 @@ impl IndexAllocator {
     }
 }
 
-/// Allocates contiguous ranges below a limit, from the smallest free range that is large enough. Adjacent
-/// free ranges are merged.
+/// Allocates contiguous ranges of indices below a limit, each from the smallest free range that is large
+/// enough. Adjacent free ranges are merged.
 #[derive(Debug, Default)]
 pub(crate) struct RangeAllocator {
     by_base: BTreeMap<u32, u32>,

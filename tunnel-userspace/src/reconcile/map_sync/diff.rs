@@ -248,7 +248,7 @@ pub(crate) fn frontend_record(
     }
 }
 
-/// Returns the backends that the record itself contains: all those of a small set, or none of a larger one.
+/// Returns the copies of backends to store in the record: all of them if the set is small, or none otherwise.
 fn record_backends(
     actual: &ActualContent,
     id: u32,

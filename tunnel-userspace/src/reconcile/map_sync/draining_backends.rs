@@ -14,8 +14,8 @@ const BATCH: usize = 4096;
 pub(in crate::reconcile) struct DrainingBackends(VecDeque<u32>);
 
 impl DrainingBackends {
-    /// Reads the connection counters of all unused indices. Returns the indices that have open connections
-    /// and the free ones.
+    /// Reads the connection counters of all unused indices. Returns the indices that have open connections,
+    /// and an allocator for the others.
     pub(super) fn find(
         reader: &impl CounterReader,
         entries: u32,
@@ -30,7 +30,7 @@ impl DrainingBackends {
         (Self(draining), free)
     }
 
-    /// Returns the number of indices.
+    /// Returns how many removed backends still have open connections.
     pub(in crate::reconcile) fn len(&self) -> usize {
         self.0.len()
     }
@@ -71,6 +71,6 @@ fn has_open_connections(reader: &impl CounterReader, index: u32) -> bool {
             "cannot read the open connections of a removed backend, so its index is not freed"
         );
     });
-    // If the count can't be read, it might not be 0.
+    // A count that can't be read may be greater than 0.
     !matches!(open, Ok(0))
 }

@@ -8,8 +8,8 @@ use crate::{model::ObjectName, plan::PortName, reconcile::port_problems::PortPro
 /// long as an object is missing or was refused, since that object may be the one that needs them.
 #[derive(Debug, Default)]
 pub(in crate::reconcile) struct Orphans {
-    /// The ids of entries that don't belong to any service port. An id has a problem if the kernel refused to
-    /// remove its entries.
+    /// The ids that don't belong to any service port, each with a problem if the kernel refused to remove its
+    /// entries.
     ids: BTreeMap<u32, Option<PortProblem>>,
     /// Service ports that have no endpoints and keep the backends left by an earlier process.
     keeping: BTreeMap<ObjectName, BTreeSet<PortName>>,
@@ -50,7 +50,7 @@ impl Orphans {
         self.ids.remove(&id).is_some()
     }
 
-    /// Takes the ids whose entries must be removed now.
+    /// Removes and returns the ids whose map entries must be removed now.
     pub(super) fn take_removable(&mut self) -> impl Iterator<Item = u32> + use<> {
         let due = self.may_remove.then(|| std::mem::take(&mut self.ids));
         due.into_iter().flat_map(BTreeMap::into_keys)

@@ -25,7 +25,8 @@ pub(crate) struct InvalidEntries {
     /// Keys without a valid record. They must be removed before anything is written, since their records
     /// are treated as free.
     pub(crate) frontend_keys: Vec<FrontendKey>,
-    /// The indices of backends that serve but don't belong to any service port that has a frontend.
+    /// The indices of serving backends whose service port has no frontend or has another backend at the same
+    /// address and port.
     pub(crate) backends: Vec<u32>,
 }
 
@@ -149,14 +150,14 @@ impl<R: MapReader> MapRead<'_, R> {
         targets.is_some_and(|targets| record.inline_backends == inline_backends(&targets, indices))
     }
 
-    /// Adds the serving backends of service ports that have a frontend to the valid entries. Returns the
-    /// indices of the other serving backends.
+    /// Adds to the valid entries each serving backend whose service port has a frontend. Returns the indices
+    /// of the other serving backends.
     fn add_backends(&mut self) -> Vec<u32> {
         let sets = self.actual.sets.all();
         let in_sets: BTreeSet<u32> = sets.flat_map(|(_, set)| set.iter().copied()).collect();
         let mut invalid = Vec::new();
-        // If two backends have the same address and port, the one in a set is the valid one. The other has
-        // been removed and merely has open connections left.
+        // If two backends have the same address and port, the one in a set is the valid one. The other one is
+        // marked as removed, and from then on serves only its open connections.
         let (first, second): (Vec<_>, Vec<_>) = self
             .backends
             .iter()

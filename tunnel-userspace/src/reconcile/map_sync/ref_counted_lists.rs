@@ -19,7 +19,7 @@ struct RefCountedList<T> {
 #[derive(Debug)]
 pub(in crate::reconcile) struct RefCountedLists<T> {
     by_base: HashMap<u32, RefCountedList<T>>,
-    /// The position of each list, used to share equal lists, or `None` if lists are not shared.
+    /// The position of each list, for finding an equal one to share, or `None` if lists are not shared.
     shared: Option<HashMap<Arc<[T]>, IndexRange>>,
     free: RangeAllocator,
     entries: u32,
@@ -78,7 +78,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         Ok(is_free)
     }
 
-    /// Returns the position of a shared list, if the list exists.
+    /// Returns the position of an existing list with the given items, if there is one that can be shared.
     pub(super) fn find_shared(&self, items: &[T]) -> Option<IndexRange> {
         if items.is_empty() {
             return Some(IndexRange::default());

@@ -1,11 +1,12 @@
-//! The map values that represent backend sets: slots, and copies of backends in frontend records.
+//! The map values that represent backend sets: the slots, and the copies of backends in frontend records.
 
 use foldhash::{HashMap, HashMapExt as _};
 use tunnel_common::service::{InlineBackend, MAX_INLINE_BACKENDS, Slot};
 
 use crate::plan::BackendTarget;
 
-/// The maximum number of slots for which counting repeatedly is faster than building a hash map.
+/// The maximum number of slots for which it is faster to count each backend's slots separately than to build
+/// a hash map.
 const FEW: usize = 16;
 
 /// Returns a set's slots. `backends` contains the backend index for each slot.
@@ -26,8 +27,8 @@ pub(in crate::reconcile) fn slots(backends: &[u32]) -> impl Iterator<Item = Slot
     backends.iter().map(slot)
 }
 
-/// Returns the copies of a small set's backends that a frontend record contains. `indices` contains the
-/// backend index of each target.
+/// Returns the copies of a small set's backends to store in a frontend record. `indices` contains the backend
+/// index of each target.
 pub(super) fn inline_backends(
     targets: &[BackendTarget],
     indices: &[u32],

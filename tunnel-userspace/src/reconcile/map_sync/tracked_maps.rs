@@ -68,12 +68,13 @@ pub(crate) struct TrackedMaps<M> {
     pub(crate) actual: ActualContent,
     /// Entries that have been removed since the last call to [`Self::take_retired`].
     pub(super) retired: RetiredEntries,
-    /// True if some retired entries have not been freed yet, so that there will be more room.
+    /// True if some retired entries have not been freed yet, so that there will be more room once they are.
     pub(super) has_waiting: bool,
 }
 
 impl<M: MapReader + MapWriter> TrackedMaps<M> {
-    /// Starts tracking maps of the given sizes that are empty or have not been read yet.
+    /// Creates an instance for maps of the given sizes. The tracked contents are empty until [`Self::adopt`]
+    /// reads the maps.
     pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
         Self {
             maps,
@@ -84,12 +85,13 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     }
 
     /// Reads the contents of the maps from scratch and removes invalid entries. Returns the number of invalid
-    /// keys.
+    /// frontend keys.
     ///
     /// # Errors
     ///
-    /// Returns an error if a map can't be read or written. The tracked contents are then kept, and the call
-    /// can be retried.
+    /// Returns an error if a map can't be read or written, or if the wait for a grace period fails. The call
+    /// can be retried. The tracked contents are left unchanged, unless the error is in reading the counters,
+    /// which happens last.
     pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
         let (actual, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
         self.actual = self.complete_read(actual, &invalid, grace)?;
@@ -152,7 +154,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         retired
     }
 
-    /// Writes the new and changed entries in a service port's plan. Returns the difference, whose deletions
+    /// Writes a service port plan's new and changed entries to the maps. Returns the full diff; its deletions
     /// are left to [`Self::remove_unplanned`].
     pub(super) fn write_plan(
         &mut self,
@@ -173,7 +175,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         }
         self.actual.source_ranges.free_unused(sources);
         written?;
-        // This comes last, so that no client loses its backend before the frontends have the new sets.
+        // The set memberships are written last, so that no client loses its backend before the frontends have
+        // the new sets.
         for (index, sets) in &diff.set_changes {
             self.maps.write_backend_sets(*index, *sets)?;
             self.actual
@@ -196,13 +199,13 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(())
     }
 
-    /// Removes all entries that have an id that is not assigned to any service port.
+    /// Removes all entries with the given id, which must not be assigned to any service port.
     pub(super) fn remove_all(&mut self, id: u32) -> Result<(), ChangeError> {
         let diff = PortDiff::between(&self.actual, id, &PortPlan::default());
         self.remove_unplanned(None, &diff)
     }
 
-    /// Retires a service port's id if the port has no entries.
+    /// Retires a service port's id if the port has no entries left in the maps.
     pub(super) fn retire_id_if_unused(&mut self, name: Option<&PortName>, id: u32) {
         let port = self.actual.ports.get(&id);
         if port.is_none_or(|it| it.frontends.is_empty() && it.backends.is_empty()) {
@@ -273,8 +276,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         result.map_err(ChangeError::Write)
     }
 
-    /// Writes a set's slots, unless an equal set is given as `existing`. No program reads the slots until a
-    /// record refers to them.
+    /// Writes a set's slots, unless an equal set is already in the maps and given as `existing`. No program
+    /// reads the slots until a record refers to them.
     fn write_set(
         &mut self,
         id: u32,
@@ -378,7 +381,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(())
     }
 
-    /// Resets the counters for an id that has been freed.
+    /// Resets the counters for an id that no service port has.
     fn reset_counters(&mut self, id: u32) {
         if let Err(error) = self.maps.reset_service_counts(id) {
             tracing::warn!(id, %error, "cannot reset the counters of a removed service port");
@@ -401,8 +404,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(())
     }
 
-    /// Completes the contents that were read from the maps: removes invalid entries, waits for a grace
-    /// period, and finds the free backend indices.
+    /// Completes a read of the maps: removes invalid entries, waits for a grace period, and finds the free
+    /// backend indices.
     fn complete_read(
         &mut self,
         mut actual: ActualContent,

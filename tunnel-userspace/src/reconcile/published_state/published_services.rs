@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{model::ObjectName, reconcile::map_access::CounterReader};
 
-/// The maximum number of Services that a reader copies while holding the lock, since holding it blocks the
-/// reconciler.
+/// The maximum number of Services that a reader copies at a time, since it blocks the reconciler while it
+/// holds the lock.
 const PAGE: usize = 128;
 
 /// A handle to the published Services. Cloning it returns another handle to the same Services. Each Service
@@ -65,7 +65,8 @@ impl PublishedServices {
         drop(replaced);
     }
 
-    /// Returns all Services, or only those with the given name, in the form `name` or `namespace/name`.
+    /// Returns all Services, or only those with the given name, which has the form `name` or
+    /// `namespace/name`.
     pub fn services(
         &self,
         reader: &impl CounterReader,
@@ -83,7 +84,7 @@ impl PublishedServices {
     pub fn port_counters(&self, reader: &impl CounterReader, most: usize) -> PortCounterList {
         let omitted = self.read().ports.saturating_sub(most);
         let mut ports = Vec::new();
-        // The loop stops after the last port instead of visiting the remaining Services.
+        // The loop stops once `ports` is full, instead of visiting the remaining Services.
         let mut services = self.all();
         while ports.len() < most
             && let Some(snapshot) = services.next()

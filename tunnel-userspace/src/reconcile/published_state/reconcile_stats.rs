@@ -51,7 +51,8 @@ pub struct ReconcileStats {
     /// The time at which a sync last ended with nothing left to write.
     #[serde(default)]
     pub last_complete_sync_at: Option<Timestamp>,
-    /// The time since which syncs have been unable to write everything, or `None` if the last sync did.
+    /// The time since which syncs have been unable to write everything, or `None` if the last sync wrote
+    /// everything.
     pub failing_since: Option<Timestamp>,
     /// True if the Node object allows load balancers to send traffic to this node. Also true until the Node
     /// object is first received, but false once it has been deleted.

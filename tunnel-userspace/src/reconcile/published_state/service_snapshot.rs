@@ -38,8 +38,8 @@ pub(in crate::reconcile) fn publish_services<M>(
 #[derive(Debug)]
 pub(super) struct ServiceSnapshot {
     pub(super) state: ServiceState,
-    /// The Service without the endpoints that its topology keys exclude on this node, or `None` if no
-    /// endpoints are excluded.
+    /// The Service without the endpoints that its topology keys exclude on this node, or `None` if topology
+    /// keys don't restrict the Service.
     pub(super) restricted: Option<ServiceState>,
     /// The inputs from this node that the plan depends on.
     pub(super) node_info: Arc<NodeInfo>,
@@ -54,7 +54,7 @@ pub(super) struct PortSnapshot {
     pub(super) problem: Option<PortProblem>,
     /// The port's id, if the port has entries in the maps.
     pub(super) id: Option<u32>,
-    /// The port's frontends in the maps, each with true if it has a local listener.
+    /// The port's frontends in the maps. The flag is true if the frontend has a local listener.
     pub(super) frontends: Box<[(FrontendKey, bool)]>,
     /// The port's serving backends in the maps.
     pub(super) backends: Box<[BackendSnapshot]>,
@@ -72,7 +72,7 @@ pub(super) struct BackendSnapshot {
 }
 
 impl ServiceSnapshot {
-    /// Returns a Service's current state, or `None` if it has no plan.
+    /// Takes a snapshot of a Service. Returns `None` if the Service has no plan.
     pub(super) fn of(
         name: &ObjectName,
         desired: &DesiredPlans,

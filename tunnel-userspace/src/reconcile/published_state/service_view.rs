@@ -62,7 +62,7 @@ pub struct PortView {
     /// The backends that serve only their open connections.
     pub draining: Vec<String>,
     /// True if traffic policy `Cluster` allows at least one endpoint. If this is true but there are no
-    /// backends, no endpoint is local and every traffic policy is `Local`.
+    /// backends, every traffic policy is `Local` and no endpoint is on this node.
     #[serde(default)]
     pub has_endpoints: bool,
     /// All endpoints in the EndpointSlices, each with its status.
@@ -105,7 +105,7 @@ pub struct EndpointView {
     pub zone: Option<String>,
     /// The endpoint's condition: `ready`, `terminating` (but still serving), or `not ready`.
     pub condition: String,
-    /// The sets that contain the endpoint, out of `cluster` and `local`.
+    /// The backend sets that contain the endpoint: `cluster`, `local`, both, or neither.
     pub sets: Vec<String>,
     /// The endpoint's relative weight.
     pub weight: u32,

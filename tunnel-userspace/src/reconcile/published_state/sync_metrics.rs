@@ -1,4 +1,4 @@
-//! Metrics about syncs, which are the same as kube-proxy's (`pkg/proxy/metrics/metrics.go`).
+//! Metrics about syncs, the same ones that kube-proxy exports (`pkg/proxy/metrics/metrics.go`).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     plan::NoLocalEndpoints,
 };
 
-/// The maximum number of changes to one Service's endpoints that are remembered until the Service is written.
+/// The maximum number of endpoint changes whose times are remembered for a Service until it is written.
 const MAX_WAITING: usize = 64;
 
 /// Metrics about syncs and changes.
@@ -103,7 +103,7 @@ pub(in crate::reconcile) struct MetricsRecorder {
 }
 
 impl MetricsRecorder {
-    /// Records a change to a Service from one state to another.
+    /// Records that a Service has changed from one state to another.
     pub(in crate::reconcile) fn record_change(
         &mut self,
         name: &ObjectName,

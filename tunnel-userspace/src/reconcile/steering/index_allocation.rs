@@ -10,7 +10,7 @@ use tunnel_common::{
     steering::{Prefix, SteeringKey, SteeringRecord},
 };
 
-/// The time after an index's removal during which it may be reused only for its last key.
+/// The period after an index's removal during which the index may be reused only for its last key.
 pub const QUARANTINE: Duration = Duration::from_secs(600);
 
 /// The indices that a sync may allocate.
@@ -21,8 +21,8 @@ pub(super) struct FreeIndices<'a> {
     pub(super) indices: BTreeSet<(u64, u32)>,
     /// The removed indices, as pairs of removal time and index, keyed by their last key.
     removed_by_key: BTreeMap<SteeringKey, (u64, u32)>,
-    /// The start of the quarantine, in nanoseconds since boot. An index removed after this time may be reused
-    /// only for its last key.
+    /// The start of the current quarantine period, in nanoseconds since boot. An index removed after this
+    /// time may be reused only for its last key.
     quarantine_start: u64,
 }
 
@@ -38,7 +38,7 @@ impl<'a> FreeIndices<'a> {
         let last = records.last_key_value().map(|(index, _)| *index);
         let prefix_room = prefixes.iter().map(Prefix::capacity).max().unwrap_or(0);
         let unused = last.map_or(0, |last| last + 1)..end.min(prefix_room);
-        // 0 if the machine booted less than a quarantine period ago, so that every removed index is in
+        // 0 if the node booted less than a quarantine period ago, so that every removed index is in
         // quarantine.
         let quarantine_start = nanos(now).saturating_sub(nanos(QUARANTINE));
         let removed = records.iter().filter(|(_, record)| record.removed_at != 0);
@@ -62,7 +62,7 @@ impl<'a> FreeIndices<'a> {
     }
 
     /// Allocates an index for a key, preferably the last one that the key had. Returns the index and its
-    /// steering address.
+    /// steering address, or `None` if no suitable index is free.
     pub(super) fn allocate(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
         let last_index = self.removed_by_key.remove(key);
         // An index that is too large for one address family's prefix may fit into the other family's.

@@ -50,13 +50,13 @@ fn node(name: &str, addresses: &[&str]) -> NodeChange {
     })
 }
 
-/// Returns the address of the node named by a letter. The address of node `a` ends in 1.
+/// Returns the address of the node with the given one-letter name. The address of node `a` ends in 1.
 fn address_of(name: &str) -> String {
     let letter = name.bytes().next().expect("a letter");
     format!("10.0.0.{}", letter - b'a' + 1)
 }
 
-/// Returns edge nodes named by the given letters.
+/// Returns edge nodes with the given one-letter names.
 fn nodes<const N: usize>(names: [&str; N]) -> Vec<NodeChange> {
     names.map(|name| node(name, &[&address_of(name)])).into()
 }

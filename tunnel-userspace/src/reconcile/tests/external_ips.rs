@@ -40,7 +40,7 @@ fn node(name: &str, other_ips: Vec<IpAddr>) -> (ObjectName, Option<Arc<Node>>) {
     })
 }
 
-/// Returns those of the external IPs in `PAIR` that are translated.
+/// Returns the external IPs in `PAIR` that are translated.
 fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
     let frontends = &reconciler.maps().frontend_keys;
     let is_served = |text: &&str| frontends.contains_key(&http_at(fixture::ip(text)));
@@ -99,7 +99,7 @@ fn an_unserved_load_balancer_owns_its_addresses_but_is_not_published() {
     let mut reconciler = adopt_owned();
     let web = || with_external_ips("web", 1, fixture::ips(&PAIR));
     let balancer = || unserved_load_balancer(fixture::ips(&PAIR));
-    // It doesn't matter which comes first in the update, the owner or the other Service.
+    // The result doesn't depend on which of the two Services comes first in the update.
     for both in [vec![balancer(), web()], vec![web(), balancer()]] {
         apply(&mut reconciler, both);
         assert_eq!(served(&reconciler), PAIR);

@@ -15,7 +15,7 @@ fn all() -> Vec<Change<'static>> {
         .into()
 }
 
-/// Returns true if the backends of every Service are exactly its endpoints.
+/// Returns true if every Service's backends are exactly its endpoints.
 fn is_complete(reconciler: &Reconciler<Memory>) -> bool {
     let mut all = SERVICES.iter();
     all.all(|(_, vip, endpoints)| backends(reconciler, *vip).as_deref() == Some(*endpoints))

@@ -1,4 +1,4 @@
-//! Sequences of changes in which the process is killed between writes or entries are freed late.
+//! Sequences of changes in which the process is killed between writes, or in which entries are freed late.
 
 use std::collections::{BTreeMap, BTreeSet};
 

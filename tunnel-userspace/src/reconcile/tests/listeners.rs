@@ -174,7 +174,7 @@ async fn there_is_no_poll_while_this_node_has_no_address_of_a_service() {
     scene.poll_after_interval().await;
     assert!(scene.take_polls().is_empty() && scene.listener_poll.next_at.is_none());
 
-    // A Service gets the address and is then deleted again.
+    // A Service gets the address and is then deleted.
     apply(&mut scene.reconciler, vec![dual_stack("cache", 9)]);
     scene.poll_and_write().await;
     assert_eq!(scene.take_polls(), [[vip(9)].into()]);

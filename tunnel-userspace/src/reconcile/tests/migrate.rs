@@ -139,7 +139,7 @@ fn a_too_small_size_is_reported_with_the_needed_one() {
 fn a_migration_leaves_out_invalid_entries() {
     let first = serving(ROOMY, [set("a", 1, &[1]), set("b", 2, &[2])]);
     let mut maps = first.sync.tracked.maps;
-    // Change the key in the record of `b`.
+    // Change the key in the record for `b`'s frontend.
     let index = maps.frontend_keys[&vip(2)];
     maps.frontends.get_mut(&index).expect("a record").key = vip(9);
     maps.writes = 0;

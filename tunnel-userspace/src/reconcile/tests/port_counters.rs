@@ -67,7 +67,7 @@ fn a_service_with_a_reused_id_starts_with_counters_of_0() {
     let old = id(&reconciler, 1);
 
     apply(&mut reconciler, vec![("old", None)]);
-    // This repeats until a new Service gets the old id.
+    // Services are created and deleted until one of them gets the old id.
     for _ in 0..ROOMY.frontend_entries() {
         apply(&mut reconciler, vec![set("new", 2, &[1])]);
         if id(&reconciler, 2) == old {

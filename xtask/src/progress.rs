@@ -63,7 +63,8 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// Returns a command's standard output. The error contains its standard error.
+/// Runs a command and returns its standard output. If the command fails, the error contains its standard
+/// error.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .output()

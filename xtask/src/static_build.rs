@@ -1,4 +1,4 @@
-//! Builds static programs, which run on machines without shared libraries and contain no paths from the build
+//! Builds static programs, which need no shared libraries at run time and contain no paths from the build
 //! machine.
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
@@ -11,7 +11,7 @@ use crate::{compile, workspace};
 /// The target, which is named explicitly so that Cargo does not apply the flags to build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Variable that makes the crypto library take entropy only from the kernel. By default, it also measures
-/// clock jitter for its first random number, which takes most of a second on an emulated machine.
+/// clock jitter for its first random number, which takes most of a second on an emulated CPU.
 const NO_JITTER: &str = "AWS_LC_SYS_NO_JITTER_ENTROPY";
 
 /// A build profile for static programs.
@@ -19,7 +19,7 @@ const NO_JITTER: &str = "AWS_LC_SYS_NO_JITTER_ENTROPY";
 pub(crate) enum Profile {
     /// For production.
     Release,
-    /// For tests, including those on emulated machines.
+    /// For tests, including tests on emulated CPUs.
     Vm,
 }
 
@@ -40,7 +40,7 @@ impl Profile {
             }
             Self::Vm => {
                 command.args(["--profile", "vm"]).env(NO_JITTER, "1");
-                // Without relocations, a program starts 20 times as fast on an emulated machine.
+                // Without relocations, a program starts 20 times as fast on an emulated CPU.
                 flags.push("-Crelocation-model=static".into());
             }
         }

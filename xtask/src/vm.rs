@@ -46,7 +46,7 @@ use self::{
 };
 use crate::{progress::Clock, setup};
 
-/// Number of single-CPU machines that run concurrently.
+/// Number of single-CPU virtual machines that run concurrently.
 const CONCURRENT_MACHINES: usize = 2;
 /// Number of tests that run concurrently on this machine.
 const CONCURRENT_NATIVE_TESTS: u32 = 4;
@@ -201,7 +201,7 @@ fn find_kernels(
     kernels
 }
 
-/// The configuration that all machines share.
+/// The configuration that all virtual machines share.
 struct Machines {
     qemu: Qemu,
     accel: Accel,
@@ -232,7 +232,7 @@ impl Machines {
         Ok(machines)
     }
 
-    /// Writes the initramfs for a plan on a kernel, and returns the machine that will run the plan.
+    /// Writes the initramfs for a plan on a kernel, and returns the virtual machine that will run the plan.
     fn machine<'a>(&'a self, kernel: &'a Kernel, plan: &Plan) -> Result<Machine<'a>> {
         let directory =
             download_cache::path("machines").join(format!("{}-{}", kernel.series, plan.name));
@@ -257,8 +257,8 @@ impl Machines {
         })
     }
 
-    /// Runs each plan on each kernel, with at most `concurrent` machines at the same time. The newest kernel
-    /// comes first, since it takes longest.
+    /// Runs each plan on each kernel, with at most `concurrent` virtual machines at the same time. The newest
+    /// kernel comes first, since it takes longest.
     fn run(
         &self,
         kernels: &[Kernel],
@@ -297,8 +297,8 @@ impl Machines {
         });
     }
 
-    /// Runs a plan on a kernel. If the machine hangs or does not boot, it gets a second attempt. If it boots
-    /// and exits, it does not, even if tests failed.
+    /// Runs a plan on a kernel. If the virtual machine hangs or does not boot, it gets a second attempt. If
+    /// it boots and exits, it does not, even if tests failed.
     fn run_on(&self, kernel: &Kernel, plan: &Plan) -> Result<PlanResult> {
         let machine = self.machine(kernel, plan)?;
         let result = machine.run()?;
@@ -325,7 +325,8 @@ impl Machines {
     }
 }
 
-/// Opens a shell in a machine with the kernel that was named, which must be the only one.
+/// Opens a shell in a virtual machine with the kernel of the given series, of which there must be exactly
+/// one.
 fn shell(programs: &MachinePrograms, all_series: &[&'static Series], offline: bool) -> Result<()> {
     let [series] = all_series else {
         bail!("--shell needs exactly one kernel: name it with --kernel");

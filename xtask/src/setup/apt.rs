@@ -9,7 +9,7 @@ use crate::{host, progress};
 /// The packages that contain Debian's newest Rust compiler and its `core` for BPF.
 pub(super) const COMPILER: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
 
-/// Installs the given packages that are missing; does not call apt if none are.
+/// Installs whichever of the given packages are missing; does not call apt if none are.
 pub(super) fn install(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {

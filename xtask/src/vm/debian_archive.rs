@@ -1,5 +1,5 @@
-//! Downloads Debian packages from any suite. apt runs with its own lists and options, and does not modify the
-//! machine.
+//! Downloads Debian packages from any suite. apt runs with its own lists and options, and does not modify
+//! this machine.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ pub(crate) struct DebianArchive {
     directory: PathBuf,
     /// Names of the suites, for messages.
     pub(crate) suites: String,
-    /// True if apt takes the packages installed on the machine into account.
+    /// True if apt takes the packages installed on this machine into account.
     is_for_machine: bool,
 }
 
@@ -116,7 +116,7 @@ impl DebianArchive {
             format!("Dir::Cache={}", path("cache")),
             // By default, apt switches to a user who may not write to the directories.
             "APT::Sandbox::User=root".to_owned(),
-            // These override weaker settings on the machine.
+            // These override weaker settings on this machine.
             "APT::Get::AllowUnauthenticated=false".to_owned(),
             "Acquire::AllowInsecureRepositories=false".to_owned(),
             "Acquire::AllowWeakRepositories=false".to_owned(),

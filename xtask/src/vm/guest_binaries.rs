@@ -88,8 +88,8 @@ impl MachinePrograms {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Returns the part of the initramfs that all machines share: the built programs, and some of the host's
-    /// programs with their libraries.
+    /// Returns the part of the initramfs that all virtual machines share: the built programs, and some of the
+    /// host's programs with their libraries.
     pub(crate) fn overlay(&self) -> Result<Overlay> {
         let mut overlay = Overlay::default();
         overlay.add_file(self.path("culvert-guest")?, "/init", 0o755);

@@ -50,7 +50,7 @@ impl Kernel {
     }
 }
 
-/// Returns a series' kernel, which it downloads unless it is in the cache.
+/// Returns a series' kernel, downloading it if it is not in the cache.
 pub(crate) fn find_or_download(series: &'static Series, offline: bool) -> Result<Kernel> {
     // Several series in one suite share its package lists.
     let _lock = download_cache::lock(series.suite)?;

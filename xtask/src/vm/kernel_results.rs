@@ -55,7 +55,7 @@ impl KernelResult {
         }
     }
 
-    /// Adds and prints the result from a machine that ran a plan on this kernel.
+    /// Adds and prints the result from a virtual machine that ran a plan on this kernel.
     pub(super) fn add(&mut self, plan: &Plan, result: MachineResult) {
         let name = plan.name;
         if !result.is_good() {

@@ -16,13 +16,13 @@ use crate::progress::Clock;
 
 /// QEMU's exit status if all tests passed: the guest writes 0x10, and QEMU returns twice that plus one.
 const PASSED_STATUS: i32 = 33;
-/// A machine's memory, in MiB.
+/// A virtual machine's memory, in MiB.
 const MEMORY: &str = "768";
-/// Maximum run time of a machine; longer than that of a single program.
+/// Maximum run time of a virtual machine; longer than that of a single program.
 pub(super) const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM_SECONDS + 300);
 /// Maximum time without output; longer than a test's timeout.
 const MAX_SILENCE: Duration = Duration::from_secs(420);
-/// Interval between checks on a running machine.
+/// Interval between checks on a running virtual machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Strings in console lines by which the kernel reports a fault in itself.
 const FAULT_MARKS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
@@ -38,7 +38,7 @@ const KERNEL_PARAMETERS: &str = "loglevel=5 oops=panic panic=-1 reboot=t cryptom
 /// names.
 const EMULATION_PARAMETERS: &str = "tsc=reliable no_timer_check clearcpuid=112";
 
-/// A machine's configuration.
+/// A virtual machine's configuration.
 pub(crate) struct Machine<'a> {
     pub(crate) qemu: &'a Qemu,
     pub(crate) kernel: &'a Kernel,
@@ -47,11 +47,11 @@ pub(crate) struct Machine<'a> {
     pub(crate) accel: Accel,
     /// Maximum run time.
     pub(crate) limit: Duration,
-    /// Directory for the machine's log files, which must exist.
+    /// Directory for the virtual machine's log files, which must exist.
     pub(crate) directory: PathBuf,
 }
 
-/// The reason why a machine stopped running.
+/// The reason why a virtual machine stopped running.
 #[derive(Debug)]
 pub(crate) enum Termination {
     /// QEMU exited with this status.
@@ -62,7 +62,7 @@ pub(crate) enum Termination {
     Hung(&'static str),
 }
 
-/// The result of running a machine.
+/// The result of running a virtual machine.
 #[derive(Debug)]
 pub(crate) struct MachineResult {
     pub(crate) termination: Termination,
@@ -84,8 +84,9 @@ impl MachineResult {
         has_passed && self.report.is_good && self.report.failed.is_empty()
     }
 
-    /// Returns true if the emulator may have caused the failure: the machine hung, or its kernel did not
-    /// start init. With two emulated CPUs, one may execute code that the other is patching (`Oops: int3`).
+    /// Returns true if the emulator may have caused the failure: the virtual machine hung, or its kernel did
+    /// not start init. With two emulated CPUs, one may execute code that the other is patching (`Oops:
+    /// int3`).
     pub(crate) const fn should_retry(&self) -> bool {
         match self.termination {
             Termination::Hung(_) => true,
@@ -111,7 +112,7 @@ impl MachineResult {
 }
 
 impl Machine<'_> {
-    /// Runs the machine until it exits or is killed.
+    /// Runs the virtual machine until it exits or is killed.
     pub(crate) fn run(&self) -> Result<MachineResult> {
         let (console, report) = (
             self.directory.join("console.log"),
@@ -152,7 +153,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Runs the machine with its console attached to this terminal.
+    /// Runs the virtual machine with its console attached to this terminal.
     pub(crate) fn run_on_terminal(&self) -> Result<()> {
         let mut command = self.command(&self.directory.join("report.log"));
         command.args(["-serial", "mon:stdio"]);
@@ -187,7 +188,7 @@ impl Machine<'_> {
 }
 
 /// Returns QEMU's message about the signal that terminated it, if there was one. The exit status is 0 in that
-/// case, as it is after the machine has been reset.
+/// case, as it is after the virtual machine has been reset.
 fn signal_message(output: &str) -> Option<String> {
     let mut lines = output.lines().filter_map(|line| line.split_once(": "));
     let (_, message) = lines.find(|(_, message)| message.starts_with("terminating on signal"))?;
@@ -203,7 +204,7 @@ fn command_line(accel: Accel) -> String {
     }
 }
 
-/// Returns the kernel parameter that sets the TSC frequency. On a busy machine, a guest would measure a wrong
+/// Returns the kernel parameter that sets the TSC frequency. On a busy host, a guest would measure a wrong
 /// frequency, and its clock would run too fast or too slow.
 fn tsc_parameter() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -247,7 +248,7 @@ pub(super) fn wait_or_kill<R>(
     }
 }
 
-/// Waits until a machine exits, and kills it if it hangs.
+/// Waits until a virtual machine exits, and kills it if it hangs.
 fn supervise(child: Child, report: &Path, limit: Duration) -> Result<Termination> {
     let clock = Clock::start();
     let (mut length, mut last_output) = (0, Clock::start());

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
-/// Modules that tests need, or that are useful in a machine's shell. All others are left out.
+/// Modules that tests need, or that are useful in a virtual machine's shell. All others are left out.
 pub(super) const WANTED: &[&str] = &[
     // Network interfaces.
     "veth",
@@ -88,7 +88,7 @@ const SIGNATURE_MARK: &[u8] = b"~Module signature appended~\n";
 const METADATA_LENGTH: usize = 12;
 
 /// A program that belongs to apt and decompresses files. `xz` may be missing, but apt is installed on every
-/// machine that runs this.
+/// host that runs this.
 const DECOMPRESSOR: &str = "/usr/lib/apt/apt-helper";
 
 /// A kernel's modules.

@@ -34,7 +34,7 @@ pub(crate) struct Qemu {
     version: String,
 }
 
-/// Returns the QEMU on this machine or in the cache, or else downloads it.
+/// Finds QEMU on this machine or in the cache, or else downloads it.
 pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
     if let Some(program) = host::find_program(PROGRAM) {
         return Qemu::new(program, None);
@@ -48,7 +48,7 @@ pub(crate) fn find_or_download(offline: bool) -> Result<Qemu> {
                 let hint = "QEMU in the cache does not run; download it again without --offline";
                 return Err(error.context(hint));
             }
-            // The machine's libraries have changed since QEMU was downloaded.
+            // This machine's libraries have changed since QEMU was downloaded.
             Err(error) => println!("downloading QEMU again: {error:#}"),
         }
     }
@@ -133,7 +133,7 @@ fn with_libraries(unpacked: &[String]) -> Vec<String> {
     unpacked.iter().filter(is_needed).cloned().collect()
 }
 
-/// Returns those dependencies that are libraries and that are neither installed nor unpacked.
+/// Returns the dependencies that are libraries and that are neither installed nor unpacked.
 fn next_libraries(
     dependencies: &[String],
     not_installed: &[String],

@@ -1,5 +1,5 @@
-//! Parses a machine's report. Each line is either an event, as a JSON object, or a line that one of the
-//! machine's programs printed, after a bar (`| `).
+//! Parses a virtual machine's report. Each line is either an event, as a JSON object, or a line that one of
+//! the machine's programs printed, after a bar (`| `).
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ pub(crate) struct Report {
     pub(crate) booted: Option<f64>,
     /// Modules that the kernel refused to load, each with the error.
     pub(crate) refused_modules: Vec<String>,
-    /// Modules that the kernel requested but the machine lacks.
+    /// Modules that the kernel requested but the virtual machine lacks.
     pub(crate) missing_modules: Vec<String>,
     /// Number of tests that libtest reported as passed, including skipped ones.
     pub(crate) passed: usize,
@@ -75,7 +75,7 @@ impl Report {
         self.announced.saturating_sub(self.finished())
     }
 
-    /// Adds the report from another machine with the same kernel.
+    /// Adds the report from another virtual machine with the same kernel.
     pub(crate) fn merge(&mut self, other: Self) {
         self.booted = self.booted.or(other.booted);
         self.passed += other.passed;

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{progress, workspace};
 
-/// Inputs other than the machines: the code that checks reports, and the expected results.
+/// Inputs other than the virtual machines: the code that checks reports, and the expected results.
 const CHECKS: [&str; 4] = [
     "tests/expected-skips.txt",
     "tests/verifier.json",
@@ -30,7 +30,7 @@ const CHECKS: [&str; 4] = [
 pub(super) struct Key(String);
 
 impl Key {
-    /// Hashes the inputs of a complete run: the machines' files, the plans, the kernels, QEMU, and
+    /// Hashes the inputs of a complete run: the virtual machines' files, the plans, the kernels, QEMU, and
     /// [`CHECKS`]. Returns `None` for a partial run or an update.
     pub(super) fn of(
         options: &Options,

@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 
 use super::guest_binaries::MachinePrograms;
 
-/// Factor by which tests scale their loads, since the machines are slow.
+/// Factor by which tests scale their loads, since the virtual machines are slow.
 const SCALE: &str = "0.05";
 
-/// Path of the file, in a machine, to which tests append their skips.
+/// Path of the file, in a virtual machine, to which tests append their skips.
 const SKIPS: &str = "/run/skips";
 
-/// Number of tests that run concurrently in a machine with one CPU; many tests spend most of their time
-/// waiting.
+/// Number of tests that run concurrently in a virtual machine with one CPU; many tests spend most of their
+/// time waiting.
 const CONCURRENT_TESTS: u32 = 2;
-/// If there are at least this many netns tests, they are split between two machines.
+/// If there are at least this many netns tests, they are split between two virtual machines.
 const MIN_TO_SPLIT: usize = 20;
 
 /// Prefix of the names of tests that need two CPUs.
@@ -91,9 +91,9 @@ impl TestSelection {
         Ok(selection)
     }
 
-    /// Returns the plans for machines with one CPU, which contain all tests that do not need two. If there
-    /// are many tests, they are split between two machines, so that both of the host's CPUs are used until
-    /// the end.
+    /// Returns the plans for virtual machines with one CPU, which contain all tests that do not need two. If
+    /// there are many tests, they are split between two virtual machines, so that both of the host's CPUs are
+    /// used until the end.
     pub(crate) fn single_cpu_plans(&self) -> Vec<Plan> {
         if self.netns.len() < MIN_TO_SPLIT {
             return self.plan("tests", CONCURRENT_TESTS).into_iter().collect();
@@ -171,7 +171,7 @@ fn verify() -> Entry {
 }
 
 impl Plan {
-    /// Returns a plan with a single program, which proves that a machine boots.
+    /// Returns a plan with a single program, which proves that a virtual machine boots.
     pub(crate) fn probe() -> Self {
         let entry = Entry {
             name: "true",
@@ -200,7 +200,7 @@ impl Plan {
         }
     }
 
-    /// Returns the plan as JSON, for a machine's init process (`culvert-guest`).
+    /// Returns the plan as JSON, for a virtual machine's init process (`culvert-guest`).
     pub(crate) fn json(&self) -> Value {
         let entries = self.entries.iter().map(|entry| {
             json!({

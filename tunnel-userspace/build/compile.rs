@@ -13,8 +13,8 @@ use crate::toolchain::{Core, TARGET, Toolchain, entries, home};
 
 /// The names of the binaries that Cargo builds: the default object, and the one that logs events.
 const BINARIES: [&str; 2] = ["culvert-ebpf", "culvert-ebpf-log"];
-/// The prefixes of Cargo variables that a user may set, which the inner build inherits. Cargo has set all
-/// other `CARGO*` variables for the outer build.
+/// Prefixes of the Cargo variables that a user may set and that the inner build inherits. All other `CARGO*`
+/// variables were set by Cargo for the outer build.
 const USER_VARIABLES: [&str; 9] = [
     "CARGO_HOME",
     "CARGO_HTTP_",

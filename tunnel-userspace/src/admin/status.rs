@@ -66,7 +66,7 @@ pub struct StartTimes {
     pub load: Option<f64>,
     /// The time from the end of `load` until every source delivered its first complete list.
     pub sync: Option<f64>,
-    /// The time from the end of `sync` until those objects were written to the maps.
+    /// The time from the end of `sync` until the objects in these lists were written to the maps.
     pub write: Option<f64>,
     /// The time from the end of `write` until the programs were attached and the probe succeeded.
     pub attach: Option<f64>,

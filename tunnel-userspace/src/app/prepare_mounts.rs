@@ -4,7 +4,7 @@ use super::{RoleError, failed, other_error};
 use crate::{bpf, config::Config};
 
 /// Mounts a BPF file system for the pins, and the cgroup v2 hierarchy, unless they are already mounted.
-/// Returns a line of text for each.
+/// Returns a line of text about each file system.
 ///
 /// # Errors
 ///

@@ -156,8 +156,8 @@ mod tests {
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
         assert_eq!(found.inside_links, BTreeSet::from([1, 2]));
 
-        // While link9 is missing, link2 may be link9 under another name, so it is neither an uplink nor
-        // inside.
+        // While link9 is missing, link2 may be link9 under another name, so it is neither an uplink nor an
+        // inside link.
         let found = configured(&["link3", "link9"]);
         assert_eq!(found.missing.as_deref(), Some("link9"));
         assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));

@@ -51,17 +51,17 @@ const SAMPLED_SERVICES: u32 = 200;
 /// The number of concurrent connections to the API server over which the objects are created.
 const API_CONNECTIONS: u32 = 8;
 
-/// The timeout for one connect(). A translated connection stays on the host; an untranslated one may fail
-/// only after a retransmission, one second later.
+/// The timeout for one connect(). It can be short because a translated connection stays on the host, and must
+/// be because an untranslated one may not fail until its first packet is retransmitted a second later.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(20);
 /// The timeout for one response, and the time limit for repeated connection attempts.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 const WAIT_LIMIT: Duration = Duration::from_secs(180);
-/// The pause between two changes, so that the work for one doesn't overlap with the next.
+/// The pause between changes, which keeps the work for one change from overlapping with the next.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The targets: start time and memory, in thousandths of kube-proxy's, and the p50 and p99 of the time for a
-/// change.
+/// The targets: start time and memory relative to kube-proxy's, in thousandths, and the p50 and p99 of the
+/// time until a change takes effect.
 const START_TARGET: u64 = 250;
 const MEMORY_TARGET: u64 = 500;
 const CHANGE_P50_TARGET: Duration = Duration::from_millis(5);
@@ -72,16 +72,16 @@ const CHANGE_P99_TARGET: Duration = Duration::from_millis(50);
 pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
-    /// The directory with the programs that `cargo xtask e2e` prepares.
+    /// The directory that contains the programs prepared by `cargo xtask e2e`.
     #[arg(long)]
     kit: PathBuf,
     /// The number of Services, with five endpoints each.
     #[arg(long, default_value_t = 5000)]
     services: u32,
-    /// The number of cold starts of each proxy.
+    /// The number of cold starts to measure for each proxy.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// The number of endpoint changes; kube-proxy gets a tenth as many.
+    /// The number of endpoint changes to measure for Culvert; a tenth as many are measured for kube-proxy.
     #[arg(long, default_value_t = 200)]
     changes: u32,
 }
@@ -264,7 +264,8 @@ fn wait_for_all(sandbox: &Sandbox, services: u32) -> Result<()> {
     wait_for_address(sandbox, PROBE, |_| true)
 }
 
-/// Changes the probe's endpoint repeatedly, then measures the proxy's memory.
+/// Changes the probe Service's endpoint repeatedly, measuring how long each change takes to have effect, and
+/// then measures the proxy's memory.
 fn measure(
     cluster: &MinimalCluster,
     proxy: &Proxy,

@@ -54,7 +54,7 @@ const UNCACHED_SUFFIX: &str = " in turn";
 /// The number of variants with direct connections, which come first in the list.
 const DIRECT_VARIANTS: usize = 2;
 
-/// The first of the instances' admin ports. Each instance takes two ports: admin and healthz.
+/// The first instance's admin port. Each instance uses two consecutive ports: admin and healthz.
 const FIRST_ADMIN_PORT: u16 = 10_300;
 
 /// The benchmark's options.
@@ -62,16 +62,18 @@ const FIRST_ADMIN_PORT: u16 = 10_300;
 pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
-    /// The number of times each variant is measured.
+    /// The number of times to measure each variant.
     #[arg(long, default_value_t = 31)]
     rounds: u32,
-    /// The numbers of Services to measure with; an empty list measures only direct connections.
+    /// The numbers of Services with which to measure Culvert; an empty list skips Culvert.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000,100000")]
     services: Vec<u32>,
-    /// The numbers of Services to measure nftables rules like kube-proxy's with; an empty list skips them.
+    /// The numbers of Services for which to measure nftables rules like kube-proxy's; an empty list skips
+    /// them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     nft: Vec<u32>,
-    /// The numbers of Services to measure iptables rules like kube-proxy's with; an empty list skips them.
+    /// The numbers of Services for which to measure iptables rules like kube-proxy's; an empty list skips
+    /// them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,10000")]
     iptables: Vec<u32>,
     /// The duration of one measurement, in milliseconds.
@@ -86,7 +88,8 @@ struct Variant {
     first: SocketAddr,
     count: u32,
     apart: u32,
-    /// The instance being measured, which is kept running; `None` if no targets apply to the variant.
+    /// The Culvert instance to measure, which runs until it is dropped; `None` if no targets apply to the
+    /// variant.
     instance: Option<Instance>,
 }
 
@@ -385,7 +388,7 @@ mod tests {
 
     #[test]
     fn variants_are_compared_with_direct_connects_of_the_same_round() {
-        // The second round was disturbed: both variants have half the rate.
+        // The second round was disturbed: both variants reached only half their usual rate.
         let rounds = [
             vec![sample(10_000, 20_000), sample(9_900, 21_000)],
             vec![sample(5_000, 40_000), sample(4_900, 41_500)],

@@ -1,5 +1,6 @@
-//! Generates rules like kube-proxy's for comparison: the input to `nft -f` and `iptables-restore` for a
-//! number of ClusterIP Services that share their endpoints, and for replacing an endpoint.
+//! Generates rules like kube-proxy's for comparison: input for `nft -f` and `iptables-restore` that sets up a
+//! given number of ClusterIP Services with the same endpoints, and input for `nft -f` that replaces a
+//! Service's endpoints.
 //!
 //! The chains, maps and rules are those that kube-proxy 1.36 (`pkg/proxy/{nftables,iptables}/proxier.go`)
 //! creates for Services without node ports, traffic policies or session affinity. Chain names are as long as
@@ -54,7 +55,7 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Creates a loader for a sandbox. The path of the rules file is appended to `command_line`.
+    /// Creates a loader for a sandbox. [`Self::load`] appends the path of the rules file to `command_line`.
     pub(crate) fn new(sandbox: &Sandbox, command_line: &[&'static str]) -> Self {
         Self {
             pid: sandbox.pid(),
@@ -62,7 +63,7 @@ impl Loader {
         }
     }
 
-    /// Writes rules to a file and loads that file; returns how long the program ran.
+    /// Writes the rules to a file and runs the program on it; returns how long the program ran.
     pub(crate) fn load(&self, directory: &Path, name: &str, rules: &str) -> Result<Duration> {
         let (file, program) = (directory.join(name), self.command_line.join(" "));
         fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;

@@ -29,11 +29,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Measure the cost of a connection, both direct and with different numbers of Services.
+    /// Measure the cost of a connection, both directly and through Culvert with different numbers of
+    /// Services.
     Connect(connect::Options),
-    /// Measure the time from a file to the kernel, compared with nftables rules, and the daemon's memory.
+    /// Measure how long changed files take to reach the kernel, compared with nftables rules, and how much
+    /// memory the daemon uses.
     Program(program::Options),
-    /// Measure the time from the API server to the kernel, compared with kube-proxy.
+    /// Measure how long changes at the API server take to reach the kernel, compared with kube-proxy.
     Api(api::Options),
     /// Measure the cost of a stream through the tunnel, compared with plain TCP and bare TLS.
     Tunnel(tunnel::Options),

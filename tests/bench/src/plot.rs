@@ -36,7 +36,7 @@ struct Chart {
     divisor: u32,
 }
 
-/// The charts for each benchmark.
+/// The charts to draw for each benchmark.
 const CHARTS: [(&str, &[Chart]); 4] = [
     (
         "connect",
@@ -151,14 +151,15 @@ fn write(path: &Path, svg: &str) -> Result<()> {
     Ok(())
 }
 
-/// Substrings in the labels of the rows that Culvert is compared with. The bars of these rows are grey.
+/// Substrings that mark a row as something that Culvert is compared with. Rows whose label contains one have
+/// grey bars.
 const COMPARISONS: [&str; 6] = ["bare", "direct", "iptables", "kube-proxy", "nft", "plain"];
 
-/// The widths of a chart, of its labels and of its longest bar, in pixels.
+/// The widths, in pixels, of a chart, its labels and its longest bar.
 const WIDTH: f64 = 760.0;
 const LABELS: f64 = 190.0;
 const LONGEST: f64 = 450.0;
-/// The heights of a title, and of a bar including the gap below it.
+/// The heights, in pixels, of a title and of a bar with the gap below it.
 const TITLE: f64 = 34.0;
 const BAR: f64 = 24.0;
 

@@ -48,16 +48,17 @@ pub(crate) struct Options {
     /// The number of cold starts in the small case.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// The number of endpoint changes.
+    /// The number of endpoint changes to measure.
     #[arg(long, default_value_t = 50)]
     changes: u32,
     /// The number of Services in the large case, with four endpoints each.
     #[arg(long, default_value_t = 30_000)]
     many: u32,
-    /// The number of rounds in the large case; 0 skips it.
+    /// The number of rounds in the large case; 0 skips the case.
     #[arg(long, default_value_t = 5)]
     starts: u32,
-    /// The numbers of Services to load nftables rules like kube-proxy's for; an empty list skips the rules.
+    /// The numbers of Services for which to load nftables rules like kube-proxy's; an empty list skips the
+    /// rules.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "100,5000")]
     rules: Vec<u32>,
 }
@@ -97,9 +98,9 @@ struct Medians {
     variant: &'static str,
     services: u32,
     whole_ns: u64,
-    /// `whole_ns` in thousandths of the first line's value: the median of the ratios from all rounds.
+    /// The ratio of `whole_ns` to the first line's, in thousandths: the median of all rounds' ratios.
     whole_to_first: u64,
-    /// The time from parsed objects to complete maps; 0 for nftables rules.
+    /// The time from when the objects have been parsed until the maps are complete; 0 for nftables rules.
     write_ns: u64,
     change_ns: u64,
     change_to_first: u64,

@@ -10,13 +10,13 @@ use tunnel_tests::{environment, culvert_instance::InstanceSettings};
 /// The options that all benchmarks have in common.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CommonOptions {
-    /// The program to measure; by default, the one next to this program.
+    /// The `culvert` program to measure; by default, the one in the same directory as this program.
     #[arg(long)]
     culvert: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also write the JSON to this file, from which `cargo xtask bench plot` draws charts.
+    /// Also write the results as JSON to this file, from which `cargo xtask bench plot` draws charts.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Fail if a target is missed.
@@ -90,7 +90,7 @@ impl Verdict {
     }
 }
 
-/// Returns an error if `check` is set and a target is missed.
+/// Returns an error if `check` is set and a target was missed.
 fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     let missed = verdicts.iter().filter(|verdict| !verdict.met).count();
     let (is_good, all) = (!check || missed == 0, verdicts.len());
@@ -98,7 +98,8 @@ fn judge(verdicts: &[Verdict], check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the median: the lower of the two middle values if their number is even, and 0 if there are none.
+/// Returns the median of the values: the lower of the two middle ones if there is an even number of values,
+/// and 0 if there are none.
 pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T>) -> T {
     let mut values: Vec<T> = values.into_iter().collect();
     values.sort_unstable();
@@ -106,7 +107,8 @@ pub(crate) fn median<T: Copy + Default + Ord>(values: impl IntoIterator<Item = T
     middle.copied().unwrap_or_default()
 }
 
-/// Measures each variant once per round, in shuffled order. The results are in the order of the variants.
+/// Measures each variant once per round, in shuffled order. Each round's results are returned in the order of
+/// `variants`.
 pub(crate) fn run_rounds<W, T>(
     count: u32,
     variants: &[W],

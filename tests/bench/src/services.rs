@@ -7,7 +7,7 @@ use tunnel_tests::{
     manifest::{Manifest, Protocol, Service},
 };
 
-/// The first ClusterIP of a benchmark's Services.
+/// The ClusterIP of a benchmark's first Service.
 pub(crate) const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
 
 /// The number of Services in each file.

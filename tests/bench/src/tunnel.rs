@@ -1,9 +1,10 @@
 //! Measures the cost of streams through the tunnel, compared with plain TCP and a single bare TLS stream over
 //! the same links.
 //!
-//! All variants use the same client program and the same server on the edge node. Plain TCP and TLS dial the
-//! edge node's link address; the tunnel variant dials an address in the edge node's Node object and is
-//! steered. Each round measures every variant once, in shuffled order.
+//! All variants use the same client program and the same server on the edge node. The plain TCP and TLS
+//! clients dial the edge node's link address; the tunnel client dials an address from the edge node's Node
+//! object, and Culvert steers its connections into the tunnel. Each round measures every variant once, in
+//! shuffled order.
 
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ const STREAMS: [u32; 2] = [1, 10];
 /// The numbers of stalled readers alongside which echoes are measured.
 const STALLED: [u32; 2] = [1, 200];
 
-/// The targets, in thousandths of a single bare TLS stream: the minimum rate for any number of tunnel
-/// streams, and the maximum CPU time per byte.
+/// The targets relative to a single bare TLS stream, in thousandths: the minimum rate for any number of
+/// tunnel streams, and the maximum CPU time per byte.
 const MIN_RATE: u64 = 600;
 const MAX_CPU_TIME: u64 = 1500;
 
@@ -42,7 +43,7 @@ const ECHO_TARGET: Duration = Duration::from_millis(2);
 pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
-    /// The number of times each variant is measured.
+    /// The number of times to measure each variant.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// The duration of one measurement, in milliseconds.
@@ -79,7 +80,7 @@ struct Sample {
     cpu: u64,
     p50_ns: u64,
     p99_ns: u64,
-    /// The 99th percentile of the echoes, for each of [`STALLED`].
+    /// The 99th percentile of the echo times, in nanoseconds, for each of [`STALLED`].
     stalled_p99_ns: [u64; 2],
 }
 

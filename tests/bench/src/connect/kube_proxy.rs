@@ -24,8 +24,8 @@ pub(super) enum Rules {
     Iptables,
 }
 
-/// Creates a client pod with rules for the given number of Services. It connects to evenly spaced Services,
-/// so with iptables, their rules are on average in the middle of the chain.
+/// Creates a client pod with rules for the given number of Services. The client connects to evenly spaced
+/// Services, so in the iptables chain, their rules are on average in the middle.
 pub(super) fn through_rules(
     network: &NodeNetwork,
     kind: Rules,
@@ -63,7 +63,7 @@ pub(super) fn through_rules(
     })
 }
 
-/// Adds addresses to the backend and returns the endpoints that all Services share.
+/// Gives the backend more addresses. Returns the endpoints at all of its addresses, which all Services share.
 pub(super) fn endpoints(network: &NodeNetwork, backend: &Pod) -> Result<Vec<SocketAddr>> {
     let (host, own) = (network.host(), backend.v4());
     let mut endpoints = vec![backend.addr_v4(TARGET_PORT)];

@@ -1,13 +1,13 @@
-//! kube-proxy's iptables mode: one chain, which every new connection traverses until it reaches its Service's
-//! rule, and a chain for each Service port and each endpoint.
+//! Rules like those of kube-proxy's iptables mode: one chain that every new connection traverses until it
+//! reaches its Service's rule, and a separate chain for each Service port and for each endpoint.
 
 use anyhow::{Result, bail};
 use tunnel_tests::sandbox::Sandbox;
 
 use super::{Loader, MASQUERADE_MARK, ServiceSet};
 
-/// The variants of iptables in order of preference, each with the program that loads its rules. New kernels
-/// lack `ip_tables`, but the kernel traverses iptables-nft's rules in the same order.
+/// The variants of iptables in order of preference, each with the program that loads its rules. Recent
+/// kernels lack `ip_tables`, but they traverse iptables-nft's rules in the same order.
 const VARIANTS: [(&str, &str); 2] = [
     ("iptables-legacy", "iptables-legacy-restore"),
     ("iptables-nft", "iptables-nft-restore"),

@@ -1,5 +1,5 @@
-//! kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, and a chain for each Service
-//! port and each endpoint.
+//! Rules like those of kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, and a
+//! chain for each Service port and for each endpoint.
 
 use std::net::SocketAddr;
 

@@ -25,11 +25,11 @@ const SERVICES: u32 = 10_000;
 
 const ENDPOINTS: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::new(10, 1, 0, 101))];
 
-/// The maximum p99, in thousandths of the baseline's.
+/// The maximum ratio of a p99 to its baseline's, in thousandths.
 const MAX_RATIO: u64 = 1200;
 
-/// The number of unmeasured changes after a Service's address has been added to the node. The daemon first
-/// has to handle the new address for all Services.
+/// The number of changes made without being measured after a Service's address has been added to the node.
+/// They give the daemon time to handle the new address for all Services.
 const UNMEASURED_CHANGES: u32 = 10;
 
 /// Measures the time from renaming a slice's file until a connection reaches its endpoint: while another
@@ -94,9 +94,9 @@ fn while_queried<T>(node: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Returns three verdicts: on the median while the daemon is queried, on the p99 while it is queried compared
-/// with the p99 while another daemon is queried, and on the p99 during listener scans compared with an idle
-/// daemon's.
+/// Returns three verdicts: one on the median while the daemon is queried; one on the p99 while it is queried,
+/// compared with the p99 while another daemon is queried; and one on the p99 during listener scans, compared
+/// with an idle daemon's.
 pub(super) fn verdicts([other, queried, alone, scanning]: &[TimeStats; 4]) -> [Verdict; 3] {
     let compared = |times: &TimeStats, base: &TimeStats, name| {
         let ratio = ratio(times.p99_ns, base.p99_ns);

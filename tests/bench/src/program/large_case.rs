@@ -1,5 +1,5 @@
-//! The large case: starting a daemon with many Services, in JSON or YAML, compared with loading nftables
-//! rules like kube-proxy's for fewer Services.
+//! The large case: starting a daemon with manifests for many Services, in JSON or in YAML, compared with
+//! loading nftables rules like kube-proxy's for fewer Services.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -34,15 +34,16 @@ const ENDPOINTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 128, 0, 0));
 /// The number of endpoints per Service.
 pub(super) const ENDPOINTS_PER_SERVICE: u32 = 4;
 
-/// The number of evenly spaced Services that are probed. Programs are attached after the last write, so even
-/// one translated Service proves that all of them have been written.
+/// The number of evenly spaced Services that are probed. The BPF programs are attached after the last write
+/// to the maps, so even one translated Service proves that all of them have been written.
 const PROBED_SERVICES: u32 = 200;
 
 /// The pause after a variant with rules. The kernel frees the rules in the background, which must not slow
 /// down the next variant.
 const PAUSE_AFTER_RULES: Duration = Duration::from_secs(3);
 
-/// The number of file changes for each change to the rules, which is made less often because it takes long.
+/// The number of file changes made for each change to the rules. Changes to the rules are fewer because each
+/// takes long.
 const RULE_CHANGE_DIVISOR: u32 = 5;
 
 /// A variant of the large case: the format in which the Services are given.
@@ -59,14 +60,15 @@ pub(super) enum Variant {
 pub(super) struct Sample {
     /// The time from the start until all Services are translated or all rules are loaded.
     pub(super) total: Duration,
-    /// The part of `total` between parsed objects and complete maps.
+    /// The part of `total` from when the objects have been parsed until the maps are complete.
     pub(super) write: Duration,
     /// The daemon's peak resident memory, in bytes.
     pub(super) peak: u64,
     pub(super) changes: Vec<Change>,
 }
 
-/// Measures each variant once per round, in shuffled order. The samples are in the order of the variants.
+/// Measures each variant once per round, in shuffled order. Each round's samples are returned in the order of
+/// `variants`.
 pub(super) fn measure(options: &Options, variants: &[Variant]) -> Result<Vec<Vec<Sample>>> {
     run_rounds(options.starts, variants, |variant| match *variant {
         Variant::Json => measure_files(options, json_files(options.many)?),

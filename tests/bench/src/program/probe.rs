@@ -26,7 +26,7 @@ pub(super) const PORT: u16 = 53;
 /// The Service whose endpoint changes.
 const PROBE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99)), PORT);
 
-/// The two endpoints, each with the source address of a socket connected to it.
+/// The probe Service's two endpoints, each with the source address that a socket connected to it gets.
 const PROBE_ENDPOINTS: [(Ipv4Addr, Ipv4Addr); 2] = [
     (Ipv4Addr::new(10, 1, 0, 111), Ipv4Addr::new(10, 1, 0, 211)),
     (Ipv4Addr::new(10, 1, 0, 112), Ipv4Addr::new(10, 1, 0, 212)),
@@ -45,8 +45,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// The interval between repeated connection attempts.
 const CHECK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The pause between two changes, so that the work for one, which ends when the replaced entries are
-/// released, doesn't overlap with the next.
+/// The pause between changes. It keeps the work for one change, which ends when the replaced map entries are
+/// released, from overlapping with the next.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The cost of one change.
@@ -63,7 +63,8 @@ pub(super) fn create_node(settings: InstanceSettings) -> Result<Node> {
     let node = Node::with_settings(settings)?;
     let client = node.pod("client")?;
     let mut batch = String::new();
-    // A socket's own address shows which endpoint the kernel chose for it.
+    // The route to each endpoint sets its own source address, so a socket's address shows which endpoint it
+    // is connected to.
     for (endpoint, source) in PROBE_ENDPOINTS {
         batch.push_str(&format!(
             "addr add {source}/32 dev eth0\n\
@@ -122,7 +123,7 @@ pub(super) fn wait_until_translated(
 
 fn is_translated(socket: &UdpSocket, vip: SocketAddr) -> Result<bool> {
     match socket.connect(vip) {
-        // Kernels without `bpf_set_retval` refuse a connection by redirecting it to loopback.
+        // On kernels without `bpf_set_retval`, Culvert refuses a connection by redirecting it to loopback.
         Ok(()) => Ok(!socket.local_addr()?.ip().is_loopback()),
         Err(error) if UNTRANSLATED_ERRORS.contains(&error.kind()) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("connect to {vip}")),

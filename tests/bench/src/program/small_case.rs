@@ -1,5 +1,5 @@
-//! The small case: starting a daemon and making changes with a thousand Services, and the memory that an idle
-//! daemon uses with default settings.
+//! The small case: how long a daemon with a thousand Services takes to start and to apply changes, and how
+//! much memory it uses when idle. The daemon has default settings.
 
 use std::{
     collections::BTreeMap,
@@ -49,9 +49,9 @@ pub(super) struct SmallCase {
     pub(super) from_start: Vec<Duration>,
     /// The measured changes to one endpoint.
     pub(super) changes: Vec<Change>,
-    /// The resident memory of idle daemons, in bytes.
+    /// Each idle daemon's resident memory, in bytes.
     pub(super) resident: Vec<u64>,
-    /// The kernel memory of these daemons' maps, in bytes.
+    /// The kernel memory of each of these daemons' maps, in bytes.
     pub(super) maps: Vec<u64>,
 }
 
@@ -90,7 +90,7 @@ pub(super) fn settings(common: &CommonOptions, services: u32) -> Result<Instance
     Ok(settings)
 }
 
-/// Measures the time from renaming the files with all Services until the kernel translates each Service.
+/// Measures the time from renaming the Services' files into place until all Services are translated.
 fn measure_rename(node: &Node, services: u32) -> Result<Duration> {
     let files = service_files(services, Protocol::UDP, [PORT; 2], |_| ENDPOINTS);
     let client = node.pod("client")?;

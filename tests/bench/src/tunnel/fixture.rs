@@ -37,11 +37,11 @@ pub(super) struct NetworkPath {
     is_tls: bool,
     /// The processes whose CPU time is measured, apart from the client.
     pub(super) measured_processes: Vec<i32>,
-    /// True if the client's CPU time is added to theirs.
+    /// True if the client's CPU time is added to that of `measured_processes`.
     pub(super) adds_client_cpu_time: bool,
 }
 
-/// The nodes with a running tunnel, and the server.
+/// The two nodes with a running tunnel between them, and the server on the edge node.
 pub(super) struct Fixture {
     server: Process,
     testbed: TunnelTestbed,
@@ -126,7 +126,8 @@ impl Fixture {
         Ok(command.option("--ca", ca).option("--address", EDGE_V4))
     }
 
-    /// Starts a client that opens connections and leaves them unread. It runs until it is dropped.
+    /// Starts a client that opens connections and never reads from them. It runs until the returned process
+    /// is dropped.
     pub(super) fn stall(&self, path: &NetworkPath, count: u32) -> Result<Process> {
         let stalled = start_until_ready(&self.testbed, self.client(path, "stall", count)?)?;
         clock::pause(FILL_TIME);

@@ -15,7 +15,7 @@ use tunnel_tests::{http::ResponseHead, pki::provider, sandbox::Sandbox};
 
 use super::pki::Pki;
 
-/// A connection to the API server as the administrator.
+/// A connection to the API server, authenticated as the administrator.
 pub struct ApiClient {
     stream: BufReader<StreamOwned<ClientConnection, TcpStream>>,
     host: String,
@@ -54,7 +54,7 @@ impl ApiClient {
         self.request("PATCH", path, "application/merge-patch+json", body)
     }
 
-    /// Sends a request; fails unless the status is 2xx.
+    /// Sends a request. Returns an error unless the response's status is 2xx.
     fn request(&mut self, method: &str, path: &str, kind: &str, body: &str) -> Result<()> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",

@@ -2,8 +2,8 @@
 
 use super::DNS;
 
-/// Returns all objects: the role bindings for the API server's kubelet client and for kube-proxy, and the
-/// cluster's DNS, which most of Kubernetes' specs use to resolve the names of Services.
+/// Returns all of the objects: the role bindings for the API server's kubelet client and for kube-proxy, and
+/// the objects for the cluster's DNS, which most of Kubernetes' e2e tests use to resolve Service names.
 pub(super) fn all() -> String {
     let bind = |name: &str, role: &str, user: &str| {
         format!(

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The directories that contain programs, in the tree of unpacked Debian packages.
+/// The directories that hold programs in the tree of unpacked Debian packages.
 const PROGRAM_DIRECTORIES: [&str; 4] = ["usr/sbin", "usr/bin", "sbin", "bin"];
-/// The directories that contain libraries, in the tree of unpacked Debian packages.
+/// The directories that hold libraries in the tree of unpacked Debian packages.
 const LIBRARY_DIRECTORIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// A directory that contains programs, a tree of unpacked Debian packages, and image archives.
+/// The directory that contains Kubernetes' programs, a tree of unpacked Debian packages, and image archives.
 #[derive(Clone, Debug)]
 pub struct Components {
     directory: PathBuf,
@@ -18,7 +18,7 @@ pub struct Components {
 }
 
 impl Components {
-    /// Opens the directory, and checks that its subdirectories exist.
+    /// Opens the directory, and checks that it has the expected subdirectories.
     pub fn open(directory: &Path) -> Result<Self> {
         let directory = directory
             .canonicalize()
@@ -75,7 +75,7 @@ impl Components {
         self.path("logs")
     }
 
-    /// Returns a command that prefers programs and libraries from the unpacked Debian packages.
+    /// Wraps a command so that it prefers programs and libraries from the unpacked Debian packages.
     #[must_use]
     pub fn command(&self, argv: &[&str]) -> Vec<String> {
         let debian = self.path("debian");

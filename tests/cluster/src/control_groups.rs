@@ -26,7 +26,7 @@ pub(super) fn create(lab: &Lab, group: &str) -> Result<String> {
     Ok(format!("/{path}"))
 }
 
-/// Copies a file's content from the root cgroup to each cgroup along a path in which that file is empty.
+/// Copies the content of the root cgroup's `file` to each cgroup along `path` whose own `file` is empty.
 fn copy_from_root(hierarchy: &Path, path: &str, file: &str) -> Result<()> {
     let Ok(content) = fs::read_to_string(hierarchy.join(file)) else {
         return Ok(());

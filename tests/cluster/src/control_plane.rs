@@ -18,12 +18,12 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The IPv4 and IPv6 ranges for ClusterIPs.
 const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:10:96::/112";
 
-/// The controller manager's option for the time after which a node without status updates becomes not ready,
-/// along with its pods and endpoints. The default of 50 s is too short for a spec that stops the API server
-/// for a minute, during which no kubelet can update its status.
+/// The controller manager's option for how long a node may go without status updates before it is marked not
+/// ready, along with its pods and endpoints. The default of 50 s is too short for an e2e test that stops the
+/// API server for a minute, since no kubelet can update its node's status in that time.
 const NODE_GRACE_PERIOD: &str = "--node-monitor-grace-period=10m";
 
-/// An audit policy that logs the requests from service accounts. A spec uses this log to find unused
+/// An audit policy that logs the requests from service accounts. An e2e test uses this log to find unused
 /// permissions.
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -43,7 +43,7 @@ pub struct ControlPlane {
     host: Sandbox,
     /// The command that starts the API server.
     command: Vec<String>,
-    /// The other processes, which are killed on drop.
+    /// The control plane's other processes, which are killed on drop.
     daemons: Vec<Process>,
 }
 
@@ -102,7 +102,7 @@ impl ControlPlane {
     }
 }
 
-/// Starts a control plane process, which logs to a file that has its name.
+/// Starts a control plane process that logs to a file named after it.
 fn daemon(shared: &SharedParts, name: &str, command: &[String]) -> Result<Process> {
     let log = shared.logs.create(name)?;
     shared.network.cloud().command(command).log(log).start()

@@ -1,4 +1,4 @@
-//! Deploys Culvert to a cluster's nodes, from a copy of its manifests. Like an operator, it fills in
+//! Deploys Culvert to a cluster's nodes from a copy of its manifests. As an administrator would, it fills in
 //! addresses and creates certificates; it also adds settings that only these nodes need.
 
 use std::{
@@ -20,13 +20,13 @@ const OVERLAY: &str = "apiVersion: kustomize.config.k8s.io/v1beta1\n\
 const DAEMON_SETS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
 const NAMESPACE: &str = "kube-system";
 
-/// The files that contain placeholders for addresses, each with its placeholder: those for the API server and
-/// for the gateway.
+/// The files that contain a placeholder for an address, each with that placeholder: one for the API server's
+/// address and one for the gateway's.
 const PLACEHOLDERS: [(&str, &str); 2] = [
     ("common/kustomization.yaml", "apiserver.example"),
     ("tunnel/agent/culvert.yaml", "gateway.example"),
 ];
-/// The configurations for nodes with and without the gateway.
+/// The configuration files for nodes with and without the gateway.
 const CONFIGS: [&str; 2] = ["tunnel/culvert.yaml", "common/culvert.yaml"];
 
 /// The label that nodes with the gateway have.
@@ -68,7 +68,7 @@ pub(super) fn deploy(
     Ok(())
 }
 
-/// Replaces the placeholders in the manifests, and adds settings to the configurations.
+/// Replaces the placeholders in the manifests, and adds settings to the configuration files.
 fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
     let [cloud, _] = network::addresses(0);
     for (name, placeholder) in PLACEHOLDERS {
@@ -140,7 +140,7 @@ fn edit_file(path: &Path, edit: impl FnOnce(String) -> Result<String>) -> Result
     read_and_write().with_context(|| format!("cannot edit {}", path.display()))
 }
 
-/// Copies a directory with everything in it.
+/// Copies a directory recursively.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {

@@ -1,4 +1,5 @@
-//! Runs Kubernetes' specs with ginkgo. It runs on the cloud node, since some specs connect to nodes directly.
+//! Runs Kubernetes' e2e tests with ginkgo. ginkgo runs on the cloud node, since some tests connect to nodes
+//! directly.
 
 use std::{fmt, fs, time::Duration};
 
@@ -9,45 +10,45 @@ use super::Cluster;
 /// The time that ginkgo may take to exit after its own time limit.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// The specs to run, and their limits.
+/// The tests to run, how many of them to run concurrently, and the time limit.
 #[derive(Clone, Debug)]
 pub struct SpecSelection {
-    /// Regular expressions that match the names of the specs to run.
+    /// Regular expressions that match the names of the tests to run.
     pub focus: Vec<String>,
-    /// Regular expressions that match the names of the specs to leave out.
+    /// Regular expressions that match the names of the tests to skip.
     pub skip: Vec<String>,
-    /// The number of specs to run concurrently. Specs spend most of their time waiting.
+    /// The number of tests to run concurrently. Tests spend most of their time waiting.
     pub concurrent: u32,
     /// The time limit for the whole run.
     pub limit: Duration,
 }
 
-/// The result of a spec.
+/// The result of a test.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpecResult {
-    /// The spec's name, without its labels.
+    /// The test's name, without its labels.
     pub name: String,
     pub verdict: Verdict,
     pub took: Duration,
-    /// The error message, if the spec failed.
+    /// The error message; empty if the test did not fail.
     pub message: String,
-    /// The spec's output.
+    /// The test's output.
     pub log: String,
 }
 
-/// The outcome of a spec.
+/// The outcome of a test.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
     Passed,
     Failed,
-    /// The spec failed as expected, because Culvert lacks a feature.
+    /// The test failed as expected, because Culvert lacks a feature.
     KnownFailure,
-    /// The spec cannot run on this cluster.
+    /// The test cannot run on this cluster.
     Skipped,
 }
 
 impl SpecResult {
-    /// Returns a result without a log.
+    /// Creates a result without any output.
     #[must_use]
     pub fn new(name: &str, verdict: Verdict, took: Duration, message: String) -> Self {
         Self {
@@ -73,7 +74,7 @@ impl fmt::Display for SpecResult {
     }
 }
 
-/// Runs the selected specs, and returns their results.
+/// Runs the selected tests, and returns their results.
 pub fn run(cluster: &Cluster, selection: &SpecSelection) -> Result<Vec<SpecResult>> {
     let (components, logs) = (&cluster.shared.components, &cluster.shared.logs);
     let mut command = components.command(&[&components.program("ginkgo"), "--no-color"]);
@@ -122,8 +123,8 @@ pub fn run(cluster: &Cluster, selection: &SpecSelection) -> Result<Vec<SpecResul
     Ok(results)
 }
 
-/// Parses a JUnit report. Ignores specs that were not selected, which are reported as skipped with a duration
-/// of 0.
+/// Parses a JUnit report. Ignores tests that were not selected, which ginkgo reports as skipped with a
+/// duration of 0.
 fn parse_report(report: &str) -> Result<Vec<SpecResult>> {
     let mut results = Vec::new();
     for part in report.split("<testcase ").skip(1) {
@@ -153,7 +154,8 @@ fn parse_report(report: &str) -> Result<Vec<SpecResult>> {
     Ok(results)
 }
 
-/// Returns a spec's result. `rest` is the rest of the report, after the opening tag of the spec's entry.
+/// Returns a test's result. `rest` is the part of the report that follows the opening tag of the test's
+/// entry.
 fn parse_result(name: &str, verdict: Verdict, took: Duration, rest: &str) -> SpecResult {
     let failure = rest
         .split_once("<failure ")
@@ -180,7 +182,7 @@ fn attribute(head: &str, name: &str) -> Option<String> {
     Some(unescape(value))
 }
 
-/// Replaces the XML entities that ginkgo writes.
+/// Replaces the XML entities that ginkgo writes with the characters that they stand for.
 fn unescape(text: &str) -> String {
     let mut plain = text.to_owned();
     for (entity, letter) in [

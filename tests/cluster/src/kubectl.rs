@@ -18,7 +18,7 @@ use tunnel_tests::{
 
 use super::components::Components;
 
-/// The time limit for a command.
+/// The time limit for a `kubectl` command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time limit for a rollout.
 const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -30,7 +30,7 @@ pub struct Kubectl {
     program: String,
     /// The path of the administrator's kubeconfig.
     pub config: String,
-    /// The directory for applied files and the cache.
+    /// The directory for the files to apply and for `kubectl`'s cache.
     directory: PathBuf,
     /// The number of the next file to apply.
     next_file: Arc<AtomicU32>,
@@ -53,7 +53,7 @@ impl Kubectl {
         })
     }
 
-    /// Runs `kubectl` and returns its output. Fails if `kubectl` does.
+    /// Runs `kubectl` and returns its output. Returns an error if `kubectl` fails.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run_unchecked(arguments, COMMAND_TIMEOUT)?;
         let (arguments, stderr) = (arguments.join(" "), output.stderr.trim());

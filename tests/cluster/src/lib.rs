@@ -1,5 +1,6 @@
-//! Starts Kubernetes clusters on this machine: a cloud node with the control plane, an edge node, and
-//! optionally a second cloud node. Each node is a sandbox in the lab; a router connects them.
+//! Starts Kubernetes clusters on the local machine. A cluster has a cloud node with the control plane, an
+//! edge node and, optionally, a second cloud node. Each node is a sandbox in the lab; a router connects the
+//! nodes.
 //!
 //! ```text
 //! node-a  cloud, control plane   172.30.0.1  fd00:30:0::1   pods 10.244.0.0/24 fd00:244:0::/64
@@ -10,8 +11,8 @@
 //! node-c  cloud, `Size::Three`   172.30.2.1  fd00:30:2::1   pods 10.244.2.0/24 fd00:244:2::/64
 //! ```
 //!
-//! Every process is in one of the lab's cgroups, and each node has its own mount namespace, so that
-//! everything is removed along with the lab, even if the lab is killed.
+//! Every process is in one of the lab's cgroups, and each node has its own mount namespace, so everything is
+//! removed along with the lab, even if the process that owns the lab is killed.
 
 pub mod api_client;
 mod bootstrap_objects;
@@ -87,7 +88,7 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
     pub control_plane: ControlPlane,
     pub proxy: Proxy,
-    /// The network, programs and logs.
+    /// The parts that the nodes share, such as the network, the programs and the logs.
     pub shared: SharedParts,
 }
 

@@ -66,7 +66,8 @@ impl Logs {
     }
 }
 
-/// Returns true for the logs of programs and of Culvert's pods. The other pods have too many logs to print.
+/// Returns true if a log is printed after a failure. Only the logs of programs and of Culvert's pods are;
+/// those of other pods are too many.
 fn is_printed(path: &Path) -> bool {
     let text = path.to_string_lossy();
     text.ends_with(".log") && (!text.contains("/pods-") || text.contains("/kube-system_culvert"))

@@ -1,5 +1,5 @@
-//! Starts only etcd, an API server, and the hosts for two nodes without kubelets. This is enough for programs
-//! that only watch the API server.
+//! Starts a cluster that has only etcd, an API server and the hosts of two nodes, without kubelets. This is
+//! enough for programs that only watch the API server.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -20,7 +20,7 @@ use super::{
 pub struct MinimalCluster {
     /// Held because dropping it stops the API server.
     _control_plane: ControlPlane,
-    /// The network, programs and logs.
+    /// The parts that the hosts share, such as the network, the programs and the logs.
     pub shared: SharedParts,
 }
 

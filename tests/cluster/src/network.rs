@@ -7,8 +7,8 @@ use tunnel_tests::{lab::Lab, sandbox::Sandbox};
 
 use super::components::Components;
 
-/// The names of the nodes and of their cgroups: the cloud node, the edge node and, in a cluster of three
-/// nodes, a second cloud node.
+/// Each node's name and the name of its cgroup: first the cloud node, then the edge node and, in a cluster of
+/// three nodes, a second cloud node.
 pub const NODES: [(&str, &str); 3] = [("node-a", "a"), ("node-b", "b"), ("node-c", "c")];
 
 /// The index of the cloud node that runs the control plane.
@@ -21,12 +21,12 @@ pub(super) const EDGE: usize = 1;
 pub enum Size {
     /// A cloud node and an edge node.
     Two,
-    /// Two cloud nodes and an edge node, which specs about zones need.
+    /// Two cloud nodes and an edge node, which tests about zones need.
     Three,
 }
 
 impl Size {
-    /// Returns the names of the nodes and of their cgroups.
+    /// Returns each node's name and the name of its cgroup.
     pub(super) fn nodes(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Two => &NODES[..2],
@@ -60,7 +60,7 @@ const OUTBOUND_ONLY: &str = "table inet edge {
 /// The nodes' hosts, and the router that connects them.
 #[derive(Debug)]
 pub struct Network {
-    /// The nodes' hosts, by node index.
+    /// The nodes' hosts, in the order of [`NODES`].
     pub hosts: Vec<Sandbox>,
     /// The router, which all packets between nodes pass through.
     pub(super) router: Sandbox,
@@ -83,7 +83,7 @@ pub fn pod_ranges(number: usize) -> [String; 2] {
     ]
 }
 
-/// Returns a node's addresses.
+/// Returns a node's IPv4 and IPv6 addresses, parsed.
 pub(super) fn ip_addresses(number: usize) -> Result<Vec<IpAddr>> {
     let parse = |text: String| {
         text.parse()

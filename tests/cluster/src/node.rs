@@ -29,7 +29,7 @@ const RUNTIME_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time limit for importing an image.
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Directories that daemons and Culvert's pods use. Each node mounts its own directories over them.
+/// Directories that a node's daemons and Culvert's pods use. Each node mounts its own directories over them.
 const NODE_DIRECTORIES: [&str; 7] = [
     "/etc/culvert",
     "/run/containerd",
@@ -40,15 +40,15 @@ const NODE_DIRECTORIES: [&str; 7] = [
     "/var/log/containers",
 ];
 
-/// The name of the cgroup over which each node mounts its own. All nodes share one configuration, so the path
-/// of a node's own cgroup must be the same on each of them.
+/// The name of the cgroup over which each node mounts its own. All nodes share one Culvert configuration, so
+/// each node's cgroup must be at the same path.
 const SHARED_CGROUP: &str = "own";
 
-/// A shell script that sets the host name to its first argument, and runs a program. Pods in the host's
-/// network get this host name.
+/// A shell script that sets the host name to its first argument and runs the remaining arguments as a
+/// command. Pods in the host's network get this host name.
 const RUN_WITH_HOST_NAME: &str = "echo \"$0\" > /proc/sys/kernel/hostname; exec \"$@\"";
 
-/// Creates those of [`NODE_DIRECTORIES`] that the machine lacks, as mount points.
+/// Creates those of [`NODE_DIRECTORIES`] that don't exist on the local machine, for use as mount points.
 pub(super) fn prepare(lab: &Lab) -> Result<()> {
     NODE_DIRECTORIES
         .into_iter()
@@ -110,7 +110,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Mounts the node's own directories and cgroup over those of the machine.
+    /// Mounts the node's own directories over [`NODE_DIRECTORIES`], and its cgroup over the shared one.
     fn mount_own_directories(&self) -> Result<()> {
         // Pods' volumes may require mount propagation from the host.
         self.host.run(&["mount", "--make-rshared", "/"])?;
@@ -128,7 +128,7 @@ impl Node {
             .map(drop)
     }
 
-    /// Returns this node's directory that is mounted over the given directory of the machine.
+    /// Returns the node's own directory, which is mounted over the given one.
     pub(super) fn own_directory(&self, directory: &str) -> PathBuf {
         let name = directory.trim_start_matches('/').replace('/', "-");
         self.directory.join("own").join(name)
@@ -215,7 +215,7 @@ impl Node {
         self.own_directory("/var/lib/culvert")
     }
 
-    /// Requests a path from Culvert's admin socket on this node.
+    /// Sends a GET request for a path to Culvert's admin socket on this node.
     pub fn get_from_daemon(&self, path: &str) -> Result<admin::Response> {
         admin::get(&self.state_directory().join("admin.sock"), path)
     }
@@ -289,8 +289,8 @@ impl Node {
     fn runtime_config(&self, shared: &SharedParts) -> String {
         let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
         let runc = format!("{cri}.containerd.runtimes.runc");
-        // `restrict_oom_score_adj`: in some environments, even root must not lower a process's OOM score, and
-        // without this option the runtime could not start any containers.
+        // `restrict_oom_score_adj` is set because in some environments, not even root may lower a process's
+        // OOM score. Without this option, the runtime could not start any containers there.
         format!(
             "version = 2\n\
              root = \"{root}\"\n\
@@ -333,8 +333,8 @@ impl Node {
         )
     }
 
-    /// Returns the kubelet's configuration. It disables the garbage collection of images, since they can't be
-    /// pulled again.
+    /// Returns the kubelet's configuration. It disables image garbage collection, since deleted images can't
+    /// be pulled again.
     fn kubelet_config(&self, shared: &SharedParts) -> String {
         let Self {
             name,
@@ -380,7 +380,7 @@ impl Node {
     }
 }
 
-/// Finds a directory with this name anywhere below another directory.
+/// Finds a directory with the given name anywhere below another directory.
 fn find_directory(directory: &Path, name: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let mut directories = entries

@@ -44,7 +44,7 @@ impl fmt::Display for PacketCounts {
     }
 }
 
-/// The packet counts of each node port, by its address and protocol.
+/// The packet counts for each node port, keyed by address, port and protocol.
 pub type CountsByNodePort = BTreeMap<(SocketAddr, &'static str), PacketCounts>;
 
 /// A running packet capture.
@@ -59,7 +59,8 @@ impl PacketCapture {
     pub(super) fn start(shared: &SharedParts) -> Result<Self> {
         let [first, last] = [NODE_PORTS.start(), NODE_PORTS.end()];
         let filter = format!("portrange {first}-{last} or icmp or icmp6");
-        // Line-buffered, without name resolution, and with each packet captured only on arrival.
+        // The options make tcpdump print each line at once, without resolving names, and capture a packet
+        // only when it arrives at the router, not also when it leaves.
         let tcpdump = ["tcpdump", "-Z", "root", "-l", "-n", "-i", "any", "-Q", "in"];
         let command = shared
             .components
@@ -74,7 +75,7 @@ impl PacketCapture {
         Ok(Self { capture, path })
     }
 
-    /// Ends the capture, and returns the counts for all node ports that received a request.
+    /// Stops the capture, and returns the packet counts for all node ports that received a request.
     pub fn end(self) -> Result<CountsByNodePort> {
         self.capture.signal(Signal::SIGINT)?;
         self.capture.wait(TCPDUMP_TIMEOUT)?;
@@ -117,8 +118,8 @@ fn parse_packet(line: &str) -> Option<((SocketAddr, &'static str), Packet)> {
     let request = Packet::Request { source_port };
     let at = |address, protocol, packet| Some(((node_port(address)?, protocol), packet));
     if content.starts_with("ICMP") {
-        // Either "... 192.0.2.1 udp port 31000 unreachable" or "... unreachable port, 2001:db8::1 udp port
-        // 31000".
+        // The content is either "... 192.0.2.1 udp port 31000 unreachable" or "... unreachable port,
+        // 2001:db8::1 udp port 31000".
         let (before, after) = content.split_once(" udp port ")?;
         let ip = before.rsplit(' ').next()?;
         let port = after.split([' ', ',']).next()?;

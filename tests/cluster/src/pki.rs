@@ -1,4 +1,4 @@
-//! Creates a cluster's certificates, keys and kubeconfigs, all from one certificate authority.
+//! Creates a cluster's certificate authority, and the certificates, keys and kubeconfigs that depend on it.
 
 use std::{
     fs,
@@ -11,7 +11,8 @@ use tunnel_tests::pki::{self, Authority, CertifiedKey, Validity};
 
 use super::network::{self, NODES};
 
-/// The API server's users other than the nodes: the file name without extension, the user and the group.
+/// The API server's users other than the nodes, each as the stem of its file names, its user name and its
+/// group.
 const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("apiserver-kubelet", "kube-apiserver-kubelet-client", "api"),

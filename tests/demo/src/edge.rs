@@ -1,4 +1,4 @@
-//! The second part of the demo: a kubelet on an edge node that accepts no connections from the cloud, and the
+//! The second part of the demo: a kubelet on an edge node to which the cloud cannot connect, and the
 //! kubelet's clients in the cloud.
 #![expect(clippy::print_stdout, reason = "the demo prints to a terminal")]
 

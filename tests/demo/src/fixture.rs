@@ -80,7 +80,7 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// Writes the manifest for the Service `web`, with the backends that have these numbers.
+    /// Writes the manifest for the Service `web` with the given backends, which are numbered from 1.
     pub(crate) fn apply_web(&self, backends: &[usize]) -> Result<()> {
         let web = Service::new("web", [VIP_WEB.ip(), VIP_WEB6.ip()]).port(Protocol::TCP, 80, HTTP);
         self.node.apply(self.with_backends(web, backends))

@@ -24,7 +24,7 @@ use tunnel_tests::{
     sandbox::{Process, Sandbox},
 };
 
-/// The time that a load may take beyond its duration.
+/// The extra time that a load process may take to exit after the end of its load.
 const SLACK: Duration = Duration::from_secs(10);
 
 #[derive(Parser)]

@@ -27,7 +27,7 @@ const RATE: u32 = 500;
 /// The arguments for a load on the Service `web`.
 const HTTP: [&str; 3] = ["tcp", "--service", "web"];
 
-/// The time before and after a change, which is long enough to see the effect of the change.
+/// The time for which a load runs before and after a change. It is long enough to show the change's effect.
 const STEP: Duration = Duration::from_millis(500);
 
 /// The number of connection attempts to a Service without endpoints.

@@ -1,22 +1,23 @@
-//! Two x86 I/O ports in the virtual machine. QEMU logs the bytes written to one of them, and exits when a
-//! number is written to the other.
+//! Two x86 I/O ports of the virtual machine. QEMU logs each byte that is written to one of them, and exits
+//! when a byte is written to the other.
 #![expect(unsafe_code, reason = "I/O ports need the instruction `out`")]
 
 use std::{arch::asm, io, process::ExitCode};
 
 /// The port of QEMU's device `isa-debugcon`.
 const REPORT_PORT: u16 = 0xe9;
-/// The port of QEMU's device `isa-debug-exit`. QEMU's exit status is twice the number written, plus one.
+/// The port of QEMU's device `isa-debug-exit`. QEMU's exit status is twice the value written, plus one.
 const EXIT_PORT: u16 = 0xf4;
 const PASSED: u8 = 0x10;
 const FAILED: u8 = 0x11;
 
-/// Access to the I/O ports. A value exists only if the kernel has granted this process access to them.
+/// Access to the I/O ports. A value of this type exists only if the kernel has granted this process access to
+/// the ports.
 pub(crate) struct IoPorts(());
 
 impl IoPorts {
     pub(crate) fn open() -> io::Result<Self> {
-        // SAFETY: the call changes this process's I/O privilege level, and accesses no memory.
+        // SAFETY: the call changes only this process's I/O privilege level, and accesses no memory.
         let result = unsafe { nix::libc::iopl(3) };
         if result == 0 {
             Ok(Self(()))
@@ -25,12 +26,12 @@ impl IoPorts {
         }
     }
 
-    /// Reports an event.
+    /// Reports an event as a line of JSON.
     pub(crate) fn event(&self, event: &serde_json::Value) {
         self.write(&format!("{event}\n"));
     }
 
-    /// Reports a line of a program's output.
+    /// Reports a line of output from a program.
     pub(crate) fn line(&self, line: &str) {
         self.write(&format!("| {line}\n"));
     }
@@ -41,17 +42,18 @@ impl IoPorts {
         }
     }
 
-    /// Stops the machine; QEMU's exit status then depends on `passed`.
+    /// Stops the virtual machine. QEMU's exit status depends on `passed`.
     pub(crate) fn exit(self, passed: bool) -> ExitCode {
         write_byte(EXIT_PORT, if passed { PASSED } else { FAILED });
-        // Without the device `isa-debug-exit`, the machine stops when its init process exits.
+        // If QEMU lacks the device `isa-debug-exit`, the virtual machine stops when this process, its init
+        // process, exits.
         ExitCode::FAILURE
     }
 }
 
 fn write_byte(port: u16, byte: u8) {
-    // SAFETY: `IoPorts::open` raised the I/O privilege level. The devices at both ports take one byte, and
-    // access none of the machine's memory.
+    // SAFETY: `IoPorts::open` has raised the I/O privilege level. The devices at both ports take one byte,
+    // and access none of the virtual machine's memory.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }

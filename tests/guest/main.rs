@@ -1,5 +1,6 @@
-//! The init process in the virtual machines that `cargo xtask vm` starts: sets up the system, runs the
-//! programs in a plan, reports their output through an I/O port, and stops the machine with an exit status.
+//! The init process of the virtual machines that `cargo xtask vm` starts. It sets up the system, runs the
+//! programs in a plan, reports their output through an I/O port, and stops the virtual machine with an exit
+//! status.
 
 mod io_ports;
 mod plan;
@@ -14,7 +15,7 @@ use tunnel_tests::clock::Instant;
 use crate::io_ports::IoPorts;
 
 fn main() -> ExitCode {
-    // The kernel also runs `/init` as its `modprobe` when it needs a module.
+    // The kernel also runs `/init` in place of `modprobe` when it needs a module.
     if nix::unistd::Pid::this().as_raw() != 1 {
         return system::record_missing_module();
     }
@@ -26,13 +27,13 @@ fn main() -> ExitCode {
             });
             ports.exit(is_passed)
         }
-        // Without the ports, nothing can be reported. The kernel panics when its init process exits, which
-        // counts as a failure.
+        // Without access to the ports, nothing can be reported. The kernel panics when its init process
+        // exits, and the panic counts as a failure.
         Err(_error) => ExitCode::FAILURE,
     }
 }
 
-/// Runs the plan. Returns true if all of its programs succeeded.
+/// Runs the plan. Returns true if all of its programs succeed.
 fn run(ports: &IoPorts) -> Result<bool> {
     let start = Instant::now();
     system::mount_all().context("cannot mount the file systems")?;

@@ -1,4 +1,4 @@
-//! The plan for a virtual machine: the programs to run, one after another.
+//! The plan for a virtual machine: a list of programs to run one after another.
 
 use std::{
     collections::BTreeMap,
@@ -19,34 +19,34 @@ use crate::io_ports::IoPorts;
 
 const PLAN: &str = "/etc/plan.json";
 
-/// The programs to run on this machine, as written by `cargo xtask vm`.
+/// The programs to run in this virtual machine, as written by `cargo xtask vm`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Plan {
-    /// The environment variables for every program.
+    /// Environment variables that are set for every program.
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) entries: Vec<Entry>,
 }
 
-/// A program to run on this machine.
+/// A program to run in this virtual machine.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Entry {
     name: String,
     /// The program and its arguments.
     command: Vec<String>,
-    /// The time limit in seconds.
+    /// The program's time limit in seconds.
     seconds: u64,
-    /// True if the program gets the console for interactive use.
+    /// True if the program uses the console interactively.
     #[serde(default)]
     interactive: bool,
 }
 
-/// Reads the plan from the initramfs.
+/// Reads the plan from a file in the initramfs.
 pub(crate) fn read() -> Result<Plan> {
     let text = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
     serde_json::from_slice(&text).with_context(|| format!("{PLAN} is not a plan in JSON"))
 }
 
-/// Runs a program and reports its output. Returns true if the program succeeded.
+/// Runs a program and reports its output. Returns true if the program succeeds.
 pub(crate) fn run(
     entry: &Entry,
     environment: &BTreeMap<String, String>,
@@ -80,8 +80,8 @@ pub(crate) fn run(
     Ok(is_good)
 }
 
-/// Reports a program's output until the program exits, or kills the program at the time limit. Returns its
-/// exit code, or `None` if it was killed.
+/// Reports a program's output until the program exits, but kills the program at the time limit. Returns the
+/// exit code, or `None` if the program was killed.
 fn wait_and_report(mut child: Child, limit: Duration, ports: &IoPorts) -> Result<Option<i32>> {
     let (sender, lines) = mpsc::channel();
     if let Some(out) = child.stdout.take() {
@@ -108,7 +108,7 @@ fn wait_and_report(mut child: Child, limit: Duration, ports: &IoPorts) -> Result
     Ok(code.filter(|_| !is_timed_out))
 }
 
-/// Starts a thread that sends each line of a program's output to the channel.
+/// Starts a thread that sends each line of a program's output to a channel.
 fn forward_lines(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);

@@ -1,4 +1,4 @@
-//! Mounts file systems and loads kernel modules, as a distribution's init process does.
+//! Mounts file systems and loads kernel modules, as the init process of a distribution does.
 
 use std::{
     env, fs,
@@ -16,14 +16,14 @@ use nix::{
     sys::utsname::uname,
 };
 
-/// The list of module files in the initramfs, each after the modules that it depends on.
+/// A file in the initramfs that lists the module files, each after the ones it depends on.
 const MODULES: &str = "/etc/modules.list";
-/// The file that lists the modules that the kernel requested but that are missing.
+/// A file that lists the modules that the kernel requested but the initramfs lacks.
 const MISSING_MODULES: &str = "/run/wanted";
-/// The file that lists skipped tests, each with the missing kernel feature. The plan passes the file's path
-/// to the tests.
+/// A file that lists the skipped tests, each with the kernel feature that is missing. The plan gives the
+/// tests the path of this file.
 const SKIPS: &str = "/run/skips";
-/// The sysctl that holds the path of the program that the kernel runs to load a module.
+/// The sysctl that contains the path of the program that the kernel runs to load a module.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 
 const FILE_SYSTEMS: [(&str, &str); 9] = [
@@ -49,7 +49,7 @@ pub(crate) fn mount_all() -> Result<()> {
             None::<&str>,
         );
         match mounted {
-            // The kernel mounts /dev itself.
+            // The kernel may already have mounted /dev.
             Ok(()) | Err(Errno::EBUSY) => {}
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot mount {kind} on {directory}"));
@@ -64,7 +64,7 @@ pub(crate) fn release() -> Result<String> {
     Ok(uname()?.release().to_string_lossy().into_owned())
 }
 
-/// Returns the time since the machine started, in seconds.
+/// Returns the time since the virtual machine started, in seconds.
 pub(crate) fn uptime() -> Result<f64> {
     let text = fs::read_to_string("/proc/uptime")?;
     let first = text.split(' ').next().context("/proc/uptime is empty")?;
@@ -75,7 +75,7 @@ pub(crate) fn uptime() -> Result<f64> {
 #[derive(Debug, Default)]
 pub(crate) struct Modules {
     pub(crate) loaded: u32,
-    /// The modules that the kernel refused, each with the kernel's error.
+    /// The modules that could not be loaded, each with the error.
     pub(crate) refused: Vec<String>,
 }
 
@@ -99,8 +99,8 @@ fn load(path: &Path) -> Result<()> {
     }
 }
 
-/// Records the name of a module that the kernel requests. The initramfs has no modules other than those in
-/// the list, which are already loaded, so the name is only reported.
+/// Records the name of a module that the kernel requests. The initramfs contains only the modules in the
+/// list, which have been loaded already, so the name is merely reported.
 pub(crate) fn record_missing_module() -> ExitCode {
     let name = env::args().next_back().unwrap_or_default();
     let record = || -> std::io::Result<()> {
@@ -110,7 +110,7 @@ pub(crate) fn record_missing_module() -> ExitCode {
             .open(MISSING_MODULES)?;
         writeln!(missing, "{name}")
     };
-    // The kernel continues without the module, whichever exit code it gets.
+    // The kernel continues without the module, no matter which code this process exits with.
     if record().is_ok() {
         ExitCode::SUCCESS
     } else {
@@ -118,12 +118,12 @@ pub(crate) fn record_missing_module() -> ExitCode {
     }
 }
 
-/// Returns the names of the missing modules, without duplicates.
+/// Returns the names of the missing modules, sorted and without duplicates.
 pub(crate) fn missing_modules() -> Vec<String> {
     lines(MISSING_MODULES)
 }
 
-/// Returns the skipped tests, each with the missing kernel feature.
+/// Returns the skipped tests, each with the kernel feature that is missing.
 pub(crate) fn skips() -> Vec<String> {
     lines(SKIPS)
 }

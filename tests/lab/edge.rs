@@ -1,4 +1,4 @@
-//! Tests of the edge node: it can dial the cloud, the cloud can't dial it, and its link can be cut.
+//! Tests the lab's edge node: it can dial the cloud, the cloud can't dial it, and its link can be cut.
 
 use std::{io, net::SocketAddr, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Tests of the lab itself: its sandboxes, its loads, and its complete removal. They need root and a cgroup
+//! Tests the lab itself: its sandboxes, its loads, and its complete removal. The tests need root and a cgroup
 //! v2 hierarchy.
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tests of removing a lab: nothing remains after the lab is dropped, or after its process is terminated by a
+//! Tests that nothing remains after a lab is dropped, or after its process is killed or terminated by a
 //! signal.
 
 use std::{
@@ -19,10 +19,10 @@ use tunnel_tests::{cgroup, lab, node_network::NodeNetwork, wait};
 
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// A node created by a separate process, `culvert-lab up`.
+/// A node that was created by a separate process, `culvert-lab up`.
 struct UpProcess {
     process: Child,
-    /// The process IDs of the executors for the node's sandboxes.
+    /// The process IDs of the executors of the node's sandboxes.
     executors: Vec<i32>,
     cgroup: PathBuf,
     directory: PathBuf,
@@ -118,7 +118,7 @@ fn the_remains_of_a_killed_process_are_swept() -> Result<()> {
 fn sigterm_removes_everything() -> Result<()> {
     let mut up = start_up()?;
 
-    // Kept open, because EOF on standard input would also end the process.
+    // Keep standard input open, since EOF would also make the process exit.
     let _stdin = up.process.stdin.take();
     kill(
         Pid::from_raw(i32::try_from(up.process.id())?),

@@ -1,4 +1,4 @@
-//! Tests of sandboxes: their namespaces and cgroups, and the sockets and processes in them.
+//! Tests sandboxes: their namespaces, their cgroups, and the sockets and processes in them.
 
 use std::{
     fmt::Debug,
@@ -53,7 +53,7 @@ fn every_sandbox_reaches_every_other_over_both_families() -> Result<()> {
         one.connect((address, 81))?;
     }
 
-    // connect() returns before the server's thread has accepted the connection.
+    // connect() may return before the server's thread has accepted the connection.
     let counted = || server.record().map_or(0, |record| record.total().accepted);
     wait::until(TIME_LIMIT, || counted() >= 6)?;
     assert_eq!(counted(), 6);

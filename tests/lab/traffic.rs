@@ -1,4 +1,4 @@
-//! Tests of loads: the clients' reports agree with the servers' records.
+//! Tests loads: the clients' reports must agree with the servers' records.
 
 use std::{
     io::{Read as _, Write as _},
@@ -142,7 +142,7 @@ fn an_echo_server_sends_back_what_it_gets() -> Result<()> {
 #[test]
 fn race_clients_send_the_intended_service_and_misrouted_datagrams_count_as_foreign() -> Result<()> {
     let (network, client, server) = client_and_server()?;
-    // The server itself has the Services' addresses, so nothing needs to translate them.
+    // The server itself has the Services' addresses, so no translation is needed.
     for last in [200, 201] {
         let via = server.v4();
         let route = format!("route add 10.1.0.{last}/32 via {via} dev pod2 onlink");

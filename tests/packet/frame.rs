@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const ETHERNET: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 const TCP: u8 = 6;
 
-/// Builds a frame that contains a TCP packet to an address.
+/// Builds a frame that contains a TCP packet to the given address.
 pub(crate) fn tcp_to(to: IpAddr) -> Vec<u8> {
     match to {
         IpAddr::V4(to) => v4_to(to, &[]),
@@ -13,7 +13,7 @@ pub(crate) fn tcp_to(to: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Builds a frame that contains a TCP packet to an IPv4 address, with these IPv4 options.
+/// Builds a frame that contains a TCP packet to the given IPv4 address, with the given IPv4 options.
 pub(crate) fn v4_to(to: Ipv4Addr, options: &[u8]) -> Vec<u8> {
     let words = u8::try_from(5 + options.len() / 4).expect("at most 40 bytes of options");
     let mut frame = ethernet(0x0800);
@@ -39,7 +39,7 @@ fn v6_to(to: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Builds an Ethernet header with this EtherType.
+/// Builds an Ethernet header with the given EtherType.
 pub(crate) fn ethernet(protocol: u16) -> Vec<u8> {
     let mut frame = ETHERNET.to_vec();
     frame.extend(protocol.to_be_bytes());

@@ -1,4 +1,4 @@
-//! The guard drops packets to steering prefixes, and passes all others.
+//! Tests that the guard drops packets to the steering prefixes and passes all others.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -18,7 +18,7 @@ use crate::frame;
 const PASS: i32 = -1;
 const DROP: i32 = 2;
 
-/// The guard, loaded with a set of steering prefixes.
+/// The guard, loaded with a list of steering prefixes.
 struct Loaded {
     guard: Guard,
     counters: Counters,
@@ -125,8 +125,8 @@ fn any_address_is_dropped_exactly_if_a_prefix_covers_it() -> Result<()> {
     Ok(())
 }
 
-/// Returns an address in or near one of the prefixes, or an arbitrary IPv6 address. The choice depends only
-/// on `number`.
+/// Returns an address in or near one of the prefixes, or an arbitrary IPv6 address. Depends only on the
+/// prefixes and on `number`.
 fn address(prefixes: &[Prefix], number: u64) -> IpAddr {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = u128::from(mixed) << 64 | u128::from(mixed.rotate_left(29));
@@ -135,7 +135,7 @@ fn address(prefixes: &[Prefix], number: u64) -> IpAddr {
         return Ipv6Addr::from_bits(bits).into();
     };
     match prefix.network().to_ip() {
-        // Change some host bits, and at most one bit in any position.
+        // Change some of the host bits, and at most one further bit anywhere in the address.
         IpAddr::V4(network) => {
             let [a, b, c, d, ..] = mixed.to_le_bytes();
             let flip = 1_u32.checked_shl(u32::from(a) % 40).unwrap_or(0);
@@ -153,7 +153,7 @@ fn address(prefixes: &[Prefix], number: u64) -> IpAddr {
     }
 }
 
-/// Returns true if a prefix is in the same family as an address and covers it.
+/// Returns true if the prefix and the address are in the same family and the prefix contains the address.
 fn covers(prefix: &Prefix, to: IpAddr) -> bool {
     let length = u32::from(prefix.length());
     match (prefix.network().to_ip(), to) {
@@ -191,7 +191,7 @@ fn vlan_tags_do_not_hide_the_destination() -> Result<()> {
     let tagged = |tags: usize, to: &str| -> Result<Vec<u8>> {
         let plain = frame::tcp_to(to.parse()?);
         let (ethernet, rest) = plain.split_at(12);
-        // VLAN 0 tags, which the kernel removes: 802.1Q and 802.1ad alternately.
+        // Tags for VLAN 0, alternately 802.1Q and 802.1ad. The kernel removes such tags.
         let tag = |number: usize| [[0x81, 0, 0, 0], [0x88, 0xa8, 0, 0]][number % 2];
         let tags: Vec<u8> = (0..tags).flat_map(tag).collect();
         Ok([ethernet, &tags, rest].concat())
@@ -223,7 +223,7 @@ fn frames_without_an_ip_packet_pass() -> Result<()> {
     let steered = frame::v4_to(Ipv4Addr::new(198, 19, 0, 1), &[]);
     let payload = steered.get(14..).unwrap_or_default();
 
-    // ARP, PPPoE and a local experimental EtherType, each with an IPv4 packet as its payload.
+    // The EtherTypes of ARP and PPPoE, and a local experimental one. Each frame's payload is an IPv4 packet.
     for protocol in [0x0806, 0x8864, 0x88b5] {
         let frame = [&*frame::ethernet(protocol), payload].concat();
         ensure!(loaded.guard.run(&frame)? == PASS, "{protocol:#x}");

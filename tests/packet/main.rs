@@ -1,5 +1,5 @@
-//! Tests of the tc programs' verdicts on packets, run with `BPF_PROG_TEST_RUN`. They require root and a
-//! kernel with BPF.
+//! Tests how the tc programs treat packets, using `BPF_PROG_TEST_RUN`. The tests need root and a kernel with
+//! BPF.
 
 #[cfg(test)]
 mod frame;

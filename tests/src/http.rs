@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 /// The maximum length of the head of a request.
 const MAX_HEAD: usize = 64 << 10;
 
-/// The maximum length of one line in the head of a response.
+/// The maximum length of one line of a response, such as a header.
 const MAX_LINE: u64 = 64 << 10;
 
 /// The head of a response.

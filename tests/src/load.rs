@@ -1,4 +1,4 @@
-//! Loads: clients that open real connections and report the results.
+//! Loads: clients that open real connections and report on them.
 
 use std::{
     io,
@@ -34,13 +34,13 @@ pub mod udp;
 
 /// The timeout for a connect() or a response.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The maximum timeout on a slow virtual machine, which may stall while its host is busy.
+/// The maximum scaled timeout, for slow virtual machines that may stall while their host is busy.
 const MAX_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The default maximum number of concurrent attempts.
 const WORKERS: u32 = 8;
 
-/// Returns the timeout for a connect() or a response, scaled to the speed of this machine.
+/// Returns the timeout for a connect() or a response, scaled up on slow machines.
 #[must_use]
 pub fn timeout() -> Duration {
     LoadScale::from_environment()
@@ -51,17 +51,17 @@ pub fn timeout() -> Duration {
 /// A function that creates the sockets for a load, either in a sandbox or in this process.
 pub type CreateSocket<'a> = &'a (dyn Fn(Domain, Type) -> io::Result<Socket> + Sync);
 
-/// Creates a socket in this process, for loads that run inside a sandbox.
+/// Creates a socket in this process, for a load that already runs inside a sandbox.
 pub fn create_local_socket(domain: Domain, kind: Type) -> io::Result<Socket> {
     Socket::new(domain, kind, None)
 }
 
-/// A signal that stops all loads that share it.
+/// A signal that stops all the loads that share it.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// Runs `body`, then stops the loads, even if `body` panics.
+    /// Runs `body`, then stops the loads; also stops them if `body` panics.
     pub fn stop_after<T>(&self, body: impl FnOnce() -> T) -> T {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -73,20 +73,21 @@ impl StopSignal {
         body()
     }
 
-    /// Returns true once the loads should stop.
+    /// Returns true if the loads should stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// An open-loop load: attempts start on schedule, however long earlier ones take.
+/// An open-loop load: each attempt starts on schedule, no matter how long earlier ones take.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// A target address; if there are several, they are used in turn.
+    /// A target address. If several are given, they are used in turn.
     #[arg(long, required = true)]
     pub to: Vec<SocketAddr>,
-    /// The name of the intended Service, which is sent to the servers.
+    /// The name of the intended Service, which is included in each request so that servers can detect
+    /// misrouted ones.
     #[arg(long)]
     pub service: Option<String>,
     /// The number of attempts per second.
@@ -117,14 +118,14 @@ impl Plan {
         }
     }
 
-    /// Sets the signal that stops the load early; other loads may share it.
+    /// Sets the signal that stops the load early. Other loads may share it.
     #[must_use]
     pub fn stop_on(mut self, stop: &StopSignal) -> Self {
         self.stop = stop.clone();
         self
     }
 
-    /// Sets the intended Service. Servers of other Services count the load's requests as foreign.
+    /// Sets the intended Service. Other Services' servers then count the load's requests as foreign.
     #[must_use]
     pub fn for_service(mut self, service: &str) -> Self {
         self.service = Some(service.to_owned());
@@ -140,15 +141,15 @@ impl Plan {
 /// A successful attempt.
 #[derive(Debug)]
 pub(crate) struct Success {
-    /// The server's name, taken from its response.
+    /// The name of the server, taken from the response.
     pub(crate) server: String,
     /// The time that connect() took.
     pub(crate) connect: Duration,
-    /// True if the socket's peer, or the sender of the response, has the dialled address.
+    /// True if the socket's peer, or the sender of the response, is the dialled address.
     pub(crate) is_peer_dialled: bool,
 }
 
-/// A failed attempt, and the step that failed.
+/// A failed attempt: the step that failed, and its error.
 #[derive(Debug)]
 pub(crate) struct Failure {
     step: &'static str,
@@ -160,7 +161,8 @@ impl Failure {
         move |error| Self { step, error }
     }
 
-    /// Returns true if Culvert terminated the socket because its backend was removed.
+    /// Returns true if the error is one that occurs when Culvert has terminated the socket because its
+    /// backend was removed.
     pub(crate) fn is_of_terminated_socket(&self) -> bool {
         matches!(
             self.error.raw_os_error(),
@@ -173,7 +175,7 @@ impl Failure {
     }
 }
 
-/// Creates a socket for the given target, with a read timeout.
+/// Creates a socket of the target's address family, with a read timeout.
 fn create_socket(to: SocketAddr, kind: Type, sockets: CreateSocket<'_>) -> Result<Socket, Failure> {
     let socket = sockets(Domain::for_address(to), kind).map_err(Failure::at("socket"))?;
     let result = socket.set_read_timeout(Some(timeout()));
@@ -181,7 +183,7 @@ fn create_socket(to: SocketAddr, kind: Type, sockets: CreateSocket<'_>) -> Resul
     Ok(socket)
 }
 
-/// Opens a TCP connection; returns its socket and the time that connect() took.
+/// Opens a TCP connection, and returns its socket and the time that connect() took.
 fn connect_tcp(to: SocketAddr, sockets: CreateSocket<'_>) -> Result<(Socket, Duration), Failure> {
     let socket = create_socket(to, Type::STREAM, sockets)?;
     let start = Instant::now();
@@ -189,10 +191,10 @@ fn connect_tcp(to: SocketAddr, sockets: CreateSocket<'_>) -> Result<(Socket, Dur
     Ok((socket, start.elapsed()))
 }
 
-/// Returns the name of an error, such as `ECONNREFUSED`.
+/// Returns the short name of an error, such as `ECONNREFUSED`.
 pub fn error_name(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
-        // A blocking call that times out fails with one of these errors.
+        // A blocking call that times out fails with one of these two errors.
         (Some(libc::EAGAIN | libc::EINPROGRESS), _) => "timeout".to_owned(),
         (Some(number), _) => format!("{:?}", Errno::from_raw(number)),
         (None, kind) => format!("{kind:?}"),
@@ -212,7 +214,8 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the wall-clock time in milliseconds since 1970, which can be compared between processes.
+/// Returns the wall-clock time in milliseconds since 1970, so that times from different processes can be
+/// compared.
 pub fn since_epoch_ms() -> u64 {
     milliseconds(
         SystemTime::now()
@@ -221,8 +224,8 @@ pub fn since_epoch_ms() -> u64 {
     )
 }
 
-/// Runs an open-loop load: attempt number i starts i / rate seconds into the load or, if all workers are busy
-/// then, as soon as one is free.
+/// Runs an open-loop load. Attempt number i starts i / rate seconds after the load does. If all workers are
+/// busy then, it starts as soon as one is free.
 pub(crate) fn run(
     plan: &Plan,
     attempt: &(dyn Fn(SocketAddr) -> Result<Success, Failure> + Sync),

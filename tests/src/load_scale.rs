@@ -1,28 +1,28 @@
-//! Scales loads down and time limits up on slow machines.
+//! Scales down loads, and extends time limits, on slow machines.
 
 use std::time::Duration;
 
 use crate::environment;
 
-/// The size and duration of loads, relative to the values in the tests. On slow virtual machines, the factor
-/// is less than 1 (for example, `CULVERT_SCALE=0.05`). `CULVERT_LASTING` sets a separate factor for
+/// The size and duration of loads, relative to the values written in the tests. On slow virtual machines, the
+/// factor is less than 1 (for example, `CULVERT_SCALE=0.05`). `CULVERT_LASTING` sets a different factor for
 /// durations.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadScale {
-    /// The factor for counts and rates, in thousandths to avoid floating point.
+    /// The factor for counts and rates, in thousandths, so that no floating-point arithmetic is needed.
     count_thousandths: u32,
     /// The factor for durations, in thousandths.
     duration_thousandths: u32,
 }
 
 impl LoadScale {
-    /// The values exactly as written in the tests.
+    /// Uses the values exactly as written in the tests.
     pub const FULL: Self = Self {
         count_thousandths: 1000,
         duration_thousandths: 1000,
     };
 
-    /// Reads the factors from the environment; returns [`Self::FULL`] if they are missing or invalid.
+    /// Reads the factors from the environment. Returns [`Self::FULL`] if they are missing or invalid.
     #[must_use]
     pub fn from_environment() -> Self {
         let scale = environment::load_factor().and_then(|text| Self::parse(&text));
@@ -34,7 +34,7 @@ impl LoadScale {
         }
     }
 
-    /// Parses a decimal factor greater than 0.
+    /// Parses a decimal factor, which must be greater than 0.
     fn parse(text: &str) -> Option<Self> {
         let factor = Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()?;
         let thousandths = u32::try_from(factor.as_millis()).ok()?;
@@ -44,7 +44,7 @@ impl LoadScale {
         })
     }
 
-    /// Scales a count or a rate. The result is at least 1.
+    /// Scales a count or a rate, but returns at least 1.
     #[must_use]
     pub fn count(self, full: u32) -> u32 {
         let scaled = u64::from(full) * u64::from(self.count_thousandths) / 1000;
@@ -57,7 +57,7 @@ impl LoadScale {
         full * self.duration_thousandths / 1000
     }
 
-    /// Scales a time limit. It is never shorter than written, and at most 20 times longer on slow machines.
+    /// Scales a time limit up on slow machines, by a factor of at most 20. It is never scaled down.
     #[must_use]
     pub fn timeout(self, full: Duration) -> Duration {
         full * 1000.max(1_000_000 / self.count_thousandths).min(20_000) / 1000

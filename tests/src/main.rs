@@ -1,4 +1,4 @@
-//! `culvert-lab`, the lab's own program: keeps sandboxes alive, and runs servers and loads in them.
+//! `culvert-lab`, the lab's own program, which keeps sandboxes alive and runs servers and loads in them.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -30,22 +30,22 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Create a sandbox and execute requests from standard input (started by the lab itself).
+    /// Create a sandbox, and execute the requests that arrive on standard input (started by the lab itself).
     #[command(hide = true)]
     Executor(SandboxSpec),
-    /// Remove a process's labs after it exits (started by the lab itself).
+    /// Wait until a process has exited, then remove its labs (started by the lab itself).
     #[command(hide = true)]
     SweepAfter { owner: i32 },
-    /// Create a node without a daemon, and keep it until Enter is pressed, an interrupt arrives or standard
-    /// input ends.
+    /// Create a node without a daemon, and keep it until Enter is pressed, standard input ends or a signal
+    /// arrives.
     Up {
-        /// The number of pods.
+        /// The number of pods to create.
         #[arg(long, default_value_t = 2)]
         pods: u8,
     },
-    /// Serve ports and publish a record of the requests on a Unix socket.
+    /// Serve several ports, and publish a record of the requests on a Unix socket.
     Serve(server::process::ProcessOptions),
-    /// Run one side of a tunnel without kernel programs, and publish its state on a Unix socket.
+    /// Run one side of a tunnel, without kernel programs, and publish its state on a Unix socket.
     Tunnel {
         role: TunnelRole,
         #[arg(long)]
@@ -66,13 +66,14 @@ enum Command {
     /// Load every kernel program in each variant that this kernel accepts, and print the verifier's
     /// statistics.
     Verify,
-    /// Connect UDP sockets to many VIPs as fast as possible, and send the name of the intended Service.
+    /// Connect UDP sockets to many VIPs as fast as possible, and send datagrams that name the intended
+    /// Service.
     RaceRead(race::Plan),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum TunnelRole {
-    /// A gateway with an ingress.
+    /// A gateway, together with an ingress.
     Cloud,
     /// An agent.
     Agent,

@@ -9,7 +9,7 @@ pub use self::{node::NodeObject, service::Service};
 mod node;
 mod service;
 
-/// A file for the manifest directory: its name and its content.
+/// A file to put into the manifest directory: its name and its contents.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     pub file: String,
@@ -17,15 +17,15 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Creates a file that contains many Services.
+    /// Creates a file that contains all of the given Services.
     #[must_use]
     pub fn of_services(file: &str, services: &[Service]) -> Self {
         let text: String = services.iter().map(ToString::to_string).collect();
         Self::from((file, &*text))
     }
 
-    /// Creates the ConfigMap that lists additional ports to steer, under its default name. The ports are
-    /// listed under `key`.
+    /// Creates the ConfigMap that lists additional ports to steer, under the ConfigMap's default name. `key`
+    /// is the entry that contains the list.
     #[must_use]
     pub fn further_ports(key: &str, ports: &str) -> Self {
         let text = format!(

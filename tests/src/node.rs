@@ -1,4 +1,4 @@
-//! A node in the lab: its network and an instance of Culvert.
+//! A node in the lab: its network, and an instance of Culvert.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -11,8 +11,8 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// A node with a host, pods and an external client, on which `culvert node` can be started. Everything is
-/// removed on drop.
+/// A node that consists of a host, pods and an external client, and on which `culvert node` can be started.
+/// Everything is removed on drop.
 #[derive(Debug)]
 pub struct Node {
     instance: Instance,
@@ -20,12 +20,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node with Culvert's default map sizes. The daemon isn't started yet.
+    /// Creates a node with Culvert's default settings, but does not start the daemon.
     pub fn new() -> Result<Self> {
         Self::with_settings(InstanceSettings::from_environment()?)
     }
 
-    /// Creates a node with the given settings. The daemon isn't started yet.
+    /// Creates a node with the given settings, but does not start the daemon.
     pub fn with_settings(settings: InstanceSettings) -> Result<Self> {
         let network = NodeNetwork::new()?;
         let directory = network.lab().directory().to_owned();
@@ -34,12 +34,13 @@ impl Node {
         Ok(Self { instance, network })
     }
 
-    /// Returns the pod with the given name, creating it on first use.
+    /// Returns the pod with the given name. Creates it on first use.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         self.network.pod(name)
     }
 
-    /// Returns the external client, which is connected to the host but isn't in the instance's cgroup.
+    /// Returns the external client's sandbox, which is connected to the host but is not in the instance's
+    /// cgroup.
     #[must_use]
     pub const fn outside(&self) -> &Sandbox {
         self.network.outside()

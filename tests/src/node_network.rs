@@ -1,4 +1,4 @@
-//! A node's network: its host, its pods and an external client, connected by veth pairs and routes.
+//! A node's network: the host, the pods and an external client, which are connected by veth pairs and routes.
 //!
 //! ```text
 //! pod 10.1.0.N ──eth0──podN─┐
@@ -7,8 +7,8 @@
 //!                              2001:db8::1
 //! ```
 //!
-//! Service addresses are unreachable in every sandbox: a connection that isn't translated fails at once,
-//! before a packet is sent.
+//! Service addresses are unreachable from every sandbox, so a connection that isn't translated fails at once,
+//! before any packet is sent.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -28,15 +28,15 @@ pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 pub const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// The external client's IPv6 address.
 pub const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
-/// The address ranges of Services.
+/// The address ranges that contain the Services' ClusterIPs.
 pub const SERVICE_RANGES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/108"];
-/// The address ranges of pods.
+/// The address ranges that contain the pods' addresses.
 pub const POD_RANGES: [&str; 2] = ["10.1.0.0/24", "fd00:10:1::/64"];
 
-/// Sysctls for every network namespace. Duplicate address detection is off, so that addresses work at once.
-/// TCP timestamps have no random offset per address pair: the same pair of ports may be reused through
-/// another Service address, and the kernel drops a SYN to a socket in `TIME_WAIT` if the timestamp goes
-/// backwards. ICMP errors are not rate-limited, so that each misrouted attempt fails at once.
+/// Sysctls for every network namespace. Duplicate address detection is disabled, so that new addresses work
+/// at once. TCP timestamps have no random offset per address pair: the same pair of ports may be reused
+/// through another Service address, and the kernel drops a SYN to a socket in `TIME_WAIT` if the timestamp
+/// goes backwards. ICMP errors are not rate-limited, so that every misrouted attempt fails at once.
 const SYSCTLS: [(&str, &str); 7] = [
     ("net.ipv6.conf.all.disable_ipv6", "0"),
     ("net.ipv6.conf.default.accept_dad", "0"),
@@ -54,10 +54,10 @@ const HOST_SYSCTLS: [(&str, &str); 3] = [
     ("net.ipv4.conf.all.send_redirects", "0"),
 ];
 
-/// The addresses of the pods' default gateway, which are the same on all of the host's pod interfaces.
+/// The addresses of the pods' default gateway. All of the host's interfaces to pods have the same ones.
 const POD_GATEWAY: [&str; 2] = ["169.254.1.1", "fe80::1"];
 
-/// A node's sandboxes. They are removed on drop.
+/// The sandboxes of a node's network. They are removed on drop.
 #[derive(Debug)]
 pub struct NodeNetwork {
     pods: Mutex<Vec<Arc<Pod>>>,
@@ -91,13 +91,13 @@ impl NodeNetwork {
         &self.host
     }
 
-    /// Returns the external client's sandbox, which isn't in the instance's cgroup.
+    /// Returns the external client's sandbox, which is not in the instance's cgroup.
     #[must_use]
     pub const fn outside(&self) -> &Sandbox {
         &self.outside
     }
 
-    /// Returns the lab, whose directory and cgroup contain everything that belongs to this node.
+    /// Returns the lab, whose directory and cgroup contain everything created for this node.
     #[must_use]
     pub const fn lab(&self) -> &Lab {
         &self.lab
@@ -109,7 +109,7 @@ impl NodeNetwork {
         self.lab.cgroup().join("instance")
     }
 
-    /// Returns the pod with the given name, creating it on first use.
+    /// Returns the pod with the given name. Creates it on first use.
     pub fn pod(&self, name: &str) -> Result<Arc<Pod>> {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pod) = pods.iter().find(|pod| pod.name() == name) {
@@ -124,7 +124,7 @@ impl NodeNetwork {
         Ok(pod)
     }
 
-    /// Creates a sandbox that shares another one's network namespace but has its own cgroup.
+    /// Creates a sandbox that shares another sandbox's network namespace but has its own cgroup.
     pub fn share_namespace(
         &self,
         other: &Sandbox,
@@ -140,7 +140,8 @@ impl NodeNetwork {
         })
     }
 
-    /// Creates a sandbox with a new network namespace, outside the instance's cgroup. It has no links yet.
+    /// Creates a sandbox with a new network namespace, which has no links yet. Its cgroup is outside the
+    /// instance's.
     pub fn create_unconnected(&self, name: &str) -> Result<Sandbox> {
         Sandbox::with_new_network(self.lab.cgroup().join(name), None, &SYSCTLS)
     }
@@ -194,7 +195,7 @@ impl NodeNetwork {
         Ok(pod)
     }
 
-    /// Returns shell commands for entering the sandboxes, one per line.
+    /// Returns the shell commands that enter the sandboxes, one per line.
     #[must_use]
     pub fn enter_commands(&self) -> String {
         let command = |name: &str, pid: u32, group: &str| {
@@ -215,14 +216,14 @@ impl NodeNetwork {
     }
 }
 
-/// Returns the first commands to run in every network namespace: they enable loopback and make Service
+/// Returns the commands to run first in every network namespace. They bring up loopback and make Service
 /// addresses unreachable.
 fn base_commands() -> String {
     let [v4, v6] = SERVICE_RANGES;
     format!("link set lo up\nroute add unreachable {v4}\nroute add unreachable {v6}\n")
 }
 
-/// Returns the addresses of the pod with the given number.
+/// Returns the addresses of pod number `number`.
 pub(crate) fn pod_addresses(number: u8) -> [IpAddr; 2] {
     let v4 = Ipv4Addr::new(10, 1, 0, number);
     let v6 = Ipv6Addr::new(0xfd00, 0x10, 1, 0, 0, 0, 0, u16::from(number));

@@ -22,16 +22,16 @@ use rustls::{
     version::TLS13,
 };
 
-/// The time for which a certificate is valid before and after it is issued.
+/// The time for which a certificate is valid, both before and after it is issued.
 const VALIDITY: Duration = Duration::from_hours(24);
 
-/// The organisations (O) in agents' and in gateways' certificates.
+/// The organisations (O) in the certificates of agents and of gateways.
 const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 
-/// The DNS name in gateways' certificates, which agents verify.
+/// The DNS name in gateways' certificates. Agents verify it.
 const GATEWAY: &str = "gateway.culvert.dev";
 
-/// Generates a key pair in PEM: the private key, then the public key.
+/// Generates a key pair, and returns the private key and the public key in PEM.
 pub fn key_pair() -> Result<[String; 2]> {
     let key = KeyPair::generate()?;
     Ok([key.serialize_pem(), key.public_key_pem()])
@@ -43,19 +43,19 @@ pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// A certificate and its private key, in PEM.
+/// A certificate and its private key, both in PEM.
 #[derive(Clone, Debug)]
 pub struct CertifiedKey {
     pub cert: String,
     pub key: String,
 }
 
-/// The validity period of a certificate.
+/// The period for which a certificate is valid.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Validity {
-    /// Valid now and for another day.
+    /// Valid now and for one more day.
     Current,
-    /// Valid now and for another two days.
+    /// Valid now and for two more days.
     Longer,
 }
 
@@ -81,23 +81,23 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// Issues a server certificate without a subject, valid for the given DNS names and addresses.
+    /// Issues a server certificate that has no subject and is valid for the given DNS names and addresses.
     pub fn named_server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<CertifiedKey> {
         self.issue(&[], (names, addresses), ServerAuth, Validity::Current)
     }
 
-    /// Issues a server certificate with a common name, valid for the given addresses.
+    /// Issues a server certificate whose subject is a common name, valid for the given addresses.
     pub fn server(&self, name: &str, addresses: &[IpAddr]) -> Result<CertifiedKey> {
         let subject = [(CommonName, name)];
         self.issue(&subject, (&[], addresses), ServerAuth, Validity::Current)
     }
 
-    /// Issues the certificate of a node's agent.
+    /// Issues a certificate for a node's agent.
     pub fn agent(&self, node: &str, validity: Validity) -> Result<CertifiedKey> {
         self.client(node, ORGANIZATIONS[0], validity)
     }
 
-    /// Issues a client certificate with a common name and an organisation.
+    /// Issues a client certificate whose subject is a common name and an organisation.
     pub fn client(
         &self,
         name: &str,
@@ -152,7 +152,7 @@ fn set_validity(params: &mut CertificateParams, validity: Validity) {
     .into();
 }
 
-/// The paths of PEM files: the trusted CAs, a certificate and its key.
+/// The paths of three PEM files: the trusted CAs, a certificate, and the certificate's private key.
 #[derive(Clone, Debug)]
 pub struct PemFiles {
     /// The CAs that the peer's certificate must chain to.
@@ -162,7 +162,7 @@ pub struct PemFiles {
 }
 
 impl PemFiles {
-    /// Returns the paths of files in `directory` whose names begin with `stem`.
+    /// Returns the paths of the files in `directory` that are named `stem`, plus an extension.
     #[must_use]
     pub fn in_directory(directory: &Path, stem: &str) -> Self {
         let file = |kind: &str| directory.join(format!("{stem}.{kind}"));
@@ -173,7 +173,7 @@ impl PemFiles {
         }
     }
 
-    /// Returns the paths of the files that `culvert ca` writes to a directory.
+    /// Returns the paths of the files that `culvert ca` writes to `directory`.
     #[must_use]
     pub fn issued(directory: &Path) -> Self {
         Self {
@@ -183,7 +183,7 @@ impl PemFiles {
         }
     }
 
-    /// Writes each file atomically, by writing a draft and renaming it.
+    /// Writes each file atomically: writes a temporary file, then renames it.
     pub fn write(&self, ca: &str, pair: &CertifiedKey) -> Result<()> {
         for (path, text) in [
             (&self.ca, ca),
@@ -197,7 +197,7 @@ impl PemFiles {
         Ok(())
     }
 
-    /// Builds the config for a TLS 1.3 server that uses this certificate and doesn't authenticate clients.
+    /// Builds the config of a TLS 1.3 server that uses this certificate and doesn't authenticate clients.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
         let chain = CertificateDer::pem_file_iter(&self.cert)?.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(&self.key)?;
@@ -209,7 +209,7 @@ impl PemFiles {
     }
 }
 
-/// Builds the config for a TLS 1.3 client that trusts the CAs in a file.
+/// Builds the config of a TLS 1.3 client that trusts the CAs in the file `ca`.
 pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_file_iter(ca)? {
@@ -222,7 +222,7 @@ pub fn client_config(ca: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Returns the cryptography provider, which is the one that Culvert uses too.
+/// Returns the cryptography provider, the same one that Culvert uses.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())

@@ -1,4 +1,4 @@
-//! Pods, which are sandboxes with addresses, and the servers that run in them.
+//! Pods, which are sandboxes with addresses, and the servers in them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -22,7 +22,7 @@ use crate::{
 /// The time limit for a server to start listening.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// A pod: a network namespace and a cgroup below the instance's, with one address per family.
+/// A pod: a network namespace, a cgroup below the instance's, and one address per family.
 #[derive(Debug)]
 pub struct Pod {
     name: String,
@@ -46,7 +46,7 @@ impl Pod {
         }
     }
 
-    /// Returns the pod's name, which its servers send in their responses.
+    /// Returns the pod's name. Its servers include the name in their responses.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -80,12 +80,12 @@ impl Pod {
         SocketAddr::new(self.v6, port)
     }
 
-    /// Starts an HTTP server on `port` that responds with the pod's name.
+    /// Starts an HTTP server on `port`. It responds with the pod's name.
     pub fn serve_http(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(ServerKind::Http, port)])
     }
 
-    /// Starts a TCP server on `port` that echoes the bytes it receives.
+    /// Starts a TCP server on `port`. It echoes the bytes it receives.
     pub fn serve_echo(&self, port: u16) -> Result<Server> {
         self.serve(&[Listener::new(ServerKind::Echo, port)])
     }
@@ -95,7 +95,7 @@ impl Pod {
         self.serve_on(listeners, None)
     }
 
-    /// Starts a server process with several listeners, pinned to one CPU.
+    /// Starts a server process with several listeners, pinned to `cpu` if that is given.
     pub fn serve_on(&self, listeners: &[Listener], cpu: Option<u32>) -> Result<Server> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let stem = self.directory.join(format!("{}-{number}", self.name));
@@ -128,7 +128,7 @@ pub struct Server {
 /// The options of a server process.
 pub(crate) struct ServerOptions<'a> {
     pub(crate) name: &'a str,
-    /// The path of the server's files, without their extensions.
+    /// The common part of the paths of the server's files, without extensions.
     pub(crate) stem: &'a Path,
     pub(crate) listeners: &'a [Listener],
     pub(crate) cpu: Option<u32>,
@@ -160,7 +160,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Returns the server's record of all requests so far.
+    /// Returns the server's record of the requests it has received so far.
     pub fn record(&self) -> Result<Record> {
         server::read_record(&self.record)
     }
@@ -172,7 +172,7 @@ impl Server {
     }
 }
 
-/// Converts a path to a string that can be used as a command-line argument.
+/// Converts a path to a string for use as a command-line argument.
 pub fn path_to_string(path: &Path) -> Result<String> {
     let text = path.to_str().context("a path is not UTF-8")?;
     Ok(text.to_owned())

@@ -1,4 +1,4 @@
-//! A process's memory, CPU time and open files, as read from `/proc`.
+//! A process's memory usage, CPU time and open files, as read from `/proc`.
 
 use std::{fs, time::Duration};
 
@@ -23,7 +23,7 @@ fn memory(pid: i32, field: &str) -> Result<u64> {
     Ok(kilobytes * 1024)
 }
 
-/// Returns the value of a field in a `/proc/<pid>/status` file.
+/// Returns the value of a field in the contents of `/proc/<pid>/status`.
 fn status_field<'a>(status: &'a str, field: &str) -> Result<&'a str> {
     let value = status.lines().find_map(|line| line.strip_prefix(field));
     Ok(value
@@ -32,7 +32,7 @@ fn status_field<'a>(status: &'a str, field: &str) -> Result<&'a str> {
 }
 
 /// Returns how many voluntary context switches a process's threads have made. Threads that have exited are
-/// not included.
+/// excluded.
 pub fn voluntary_switches(pid: i32) -> Result<u64> {
     let mut sleeps = 0;
     for text in thread_files(pid, "status")? {
@@ -41,7 +41,7 @@ pub fn voluntary_switches(pid: i32) -> Result<u64> {
     Ok(sleeps)
 }
 
-/// Reads the given file for each thread of a process.
+/// Reads the given file in `/proc` for each thread of a process.
 fn thread_files(pid: i32, file: &str) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -53,9 +53,8 @@ fn thread_files(pid: i32, file: &str) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// Returns the system and user time of a process's threads, in nanosecond resolution (see
-/// `Documentation/scheduler/sched-stats.rst` in the kernel source). Threads that have exited are not
-/// included.
+/// Returns the total system and user time of a process's threads, with nanosecond resolution (see
+/// `Documentation/scheduler/sched-stats.rst` in the kernel source). Threads that have exited are excluded.
 pub fn thread_cpu_time(pid: i32) -> Result<Duration> {
     let mut nanoseconds = 0;
     for text in thread_files(pid, "schedstat")? {
@@ -75,13 +74,13 @@ pub fn open_files(pid: i32) -> Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// Returns a process's system and user time, rounded to clock ticks.
+/// Returns the total system and user time of a process, with a resolution of one clock tick.
 pub fn process_cpu_time(pid: i32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, rest) = text
         .rsplit_once(") ")
         .context("/proc/<pid>/stat has no name in parentheses")?;
-    // utime and stime are fields 14 and 15; the first field after the name is field 3.
+    // utime and stime are fields 14 and 15; `rest` starts with field 3.
     let ticks = rest
         .split(' ')
         .skip(11)

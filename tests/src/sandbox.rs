@@ -1,4 +1,4 @@
-//! A sandbox: a network namespace and a cgroup in which sockets are created and processes run.
+//! A sandbox: a network namespace and a cgroup, in which sockets can be created and processes run.
 
 use std::{
     fmt::Display,
@@ -28,10 +28,10 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time limit for a short command.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The accept backlog of a listener in a test.
+/// The accept backlog of the listeners that tests create.
 const BACKLOG: i32 = 1024;
 
-/// A network namespace and a cgroup, kept alive by an executor.
+/// A network namespace and a cgroup, which an executor keeps alive.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     executor: Arc<Executor>,
@@ -44,7 +44,7 @@ impl Sandbox {
         })
     }
 
-    /// Creates a sandbox with a new network namespace and a new cgroup, and sets sysctls in it.
+    /// Creates a sandbox with a new network namespace and a new cgroup, and sets the given sysctls in it.
     pub fn with_new_network(
         cgroup: PathBuf,
         bpffs: Option<PathBuf>,
@@ -62,18 +62,18 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// Returns the executor's process ID, for use in `nsenter -t` and `/proc/<pid>/root`.
+    /// Returns the executor's process ID, for use with `nsenter -t` or in `/proc/<pid>/root`.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.executor.pid()
     }
 
-    /// Creates a socket in the sandbox.
+    /// Creates a socket in the sandbox, with the default protocol.
     pub fn socket(&self, domain: Domain, kind: Type) -> io::Result<Socket> {
         self.executor.socket(domain, kind, None)
     }
 
-    /// Creates a socket with the given protocol in the sandbox.
+    /// Creates a socket in the sandbox, with the given protocol.
     pub fn socket_with_protocol(
         &self,
         domain: Domain,
@@ -83,7 +83,7 @@ impl Sandbox {
         self.executor.socket(domain, kind, Some(protocol))
     }
 
-    /// Opens a TCP connection from the sandbox. Its reads and writes time out after [`RESPONSE_TIMEOUT`].
+    /// Opens a TCP connection from the sandbox. Reads and writes on it time out after [`RESPONSE_TIMEOUT`].
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
         let to = resolve_one(to)?;
         let socket = self.socket(Domain::for_address(to), Type::STREAM)?;
@@ -102,7 +102,7 @@ impl Sandbox {
         Ok(socket.into())
     }
 
-    /// Binds a UDP socket in the sandbox. Its reads time out after [`RESPONSE_TIMEOUT`].
+    /// Binds a UDP socket in the sandbox. Reads from it time out after [`RESPONSE_TIMEOUT`].
     pub fn udp(&self, at: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let at = resolve_one(at)?;
         let socket = self.socket(Domain::for_address(at), Type::DGRAM)?;
@@ -111,7 +111,8 @@ impl Sandbox {
         Ok(socket.into())
     }
 
-    /// Runs a command and waits for it to exit; returns its standard output, or an error if it failed.
+    /// Runs a command and waits until it exits. Returns its standard output, or an error if the command
+    /// fails.
     pub fn run<A: AsRef<str>>(&self, argv: &[A]) -> Result<String> {
         let output = self.command(argv).start()?.finish(COMMAND_TIMEOUT)?;
         if !output.exit.is_success() {
@@ -126,12 +127,12 @@ impl Sandbox {
         Ok(output.stdout)
     }
 
-    /// Creates links, addresses and routes from commands in the syntax of ip(8), one per line.
+    /// Creates links, addresses and routes from commands in ip(8)'s syntax, one per line.
     pub fn ip(&self, commands: &str) -> Result<()> {
         ip::run_commands(self, commands)
     }
 
-    /// Prepares a command to run in the sandbox.
+    /// Prepares to run a command in the sandbox.
     pub fn command<A: AsRef<str>>(&self, argv: &[A]) -> Command<'_> {
         let argv = argv.iter().map(|word| word.as_ref().to_owned()).collect();
         Command {
@@ -142,7 +143,7 @@ impl Sandbox {
         }
     }
 
-    /// Prepares a `culvert-lab` subcommand to run in the sandbox.
+    /// Prepares to run a `culvert-lab` subcommand in the sandbox.
     pub fn lab_command<A: AsRef<str>>(&self, arguments: &[A]) -> Result<Command<'_>> {
         let program = environment::culvert_lab()?;
         let program = program
@@ -154,17 +155,17 @@ impl Sandbox {
         Ok(command)
     }
 
-    /// Sets a sysctl of the network namespace, such as `net.ipv4.ip_forward`.
+    /// Sets a sysctl in the sandbox's network namespace, for example `net.ipv4.ip_forward`.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
         self.executor.write(&path, value)
     }
 }
 
-/// Connects a socket, with a timeout. The socket stays in blocking mode.
+/// Connects a socket within a time limit. The socket remains in blocking mode.
 pub fn connect_within(socket: &Socket, to: SocketAddr, within: Duration) -> io::Result<()> {
-    // The kernel applies the write timeout to a blocking connect(), so the system call is the same as without
-    // a timeout.
+    // The kernel applies the write timeout to a blocking connect(), so the same system call is made as
+    // without a time limit.
     socket.set_write_timeout(Some(within))?;
     socket.connect(&to.into()).map_err(|error| {
         let is_timed_out = error.raw_os_error() == Some(nix::libc::EINPROGRESS);
@@ -210,7 +211,7 @@ impl Command<'_> {
         self
     }
 
-    /// Writes the output to a file instead of having [`Process::finish`] return it.
+    /// Writes the command's output to a file. [`Process::finish`] then doesn't return it.
     pub fn log(mut self, file: File) -> Self {
         self.log = Some(file);
         self
@@ -252,7 +253,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Parses the JSON report that the process printed.
+    /// Parses the JSON report that the process wrote to standard output.
     pub fn parse_report<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(&self.stdout).with_context(|| self.stderr.clone())
     }
@@ -264,12 +265,12 @@ impl Process {
         self.pid
     }
 
-    /// Sends the process a signal, unless it has already exited.
+    /// Sends a signal to the process, unless the process has exited.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         self.executor.signal(self.pid, signal)
     }
 
-    /// Returns the exit status if the process has exited.
+    /// Returns the process's exit status if the process has exited.
     pub fn try_wait(&self) -> Result<Option<Exit>> {
         self.executor.try_wait(self.pid)
     }
@@ -279,7 +280,7 @@ impl Process {
             .with_context(|| format!("`{}` is still running", join_words(&self.argv)))?
     }
 
-    /// Waits until the process exits; returns its output.
+    /// Waits until the process has exited, for at most `within`, and returns its output.
     pub fn finish(mut self, within: Duration) -> Result<Output> {
         let exit = self.wait(within)?;
         Ok(Output {
@@ -292,7 +293,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // If the sandbox is gone, so is the process.
+        // If signalling fails, the sandbox is gone, and so is the process.
         if self.signal(Signal::SIGKILL).is_ok() {
             drop(self.wait(RESPONSE_TIMEOUT));
         }

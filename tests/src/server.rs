@@ -1,4 +1,4 @@
-//! Servers that run in pods: their listeners, and the records they publish.
+//! Servers that run in pods: their listeners, and the records that they publish.
 
 use std::{
     collections::BTreeMap,
@@ -21,10 +21,10 @@ use crate::{fake_kubelet::ConnectionRecord, load_scale::LoadScale};
 
 pub mod process;
 
-/// The timeout for reading a server's record.
+/// The timeout for reading a record from a server.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The protocol served on a port.
+/// The protocol that a server uses on a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ServerKind {
     /// HTTP/1.1: responds to each request with the server's name.
@@ -33,7 +33,7 @@ pub enum ServerKind {
     Echo,
     /// UDP: responds to each datagram with the server's name, a space and the payload.
     Udp,
-    /// TCP: accepts connections and closes them, as fast as possible.
+    /// TCP: accepts connections and closes them at once, as fast as possible.
     Sink,
     /// TLS: behaves like a kubelet.
     Kubelet,
@@ -53,10 +53,10 @@ impl ServerKind {
     }
 }
 
-/// A server's port or range of ports.
+/// A port, or a range of ports, that a server listens on.
 ///
-/// Written as `udp:53=dns,dns6` for a port shared by several Services, and as `udp:2000-2099=svc` for ports
-/// with one Service each: 2000 for `svc-0`, 2001 for `svc-1` and so on.
+/// It is written as `udp:53=dns,dns6` for a port that several Services share, or as `udp:2000-2099=svc` for
+/// ports with one Service each: port 2000 for `svc-0`, 2001 for `svc-1` and so on.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Listener {
     kind: ServerKind,
@@ -66,7 +66,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Creates a listener for any Service: no request counts as foreign.
+    /// Creates a listener that serves any Service, so that no request counts as foreign.
     #[must_use]
     pub const fn new(kind: ServerKind, port: u16) -> Self {
         Self {
@@ -77,14 +77,15 @@ impl Listener {
         }
     }
 
-    /// Assigns the port to a Service. Requests for other Services count as foreign.
+    /// Assigns the port to a Service, in addition to any others. Requests for other Services count as
+    /// foreign.
     #[must_use]
     pub fn for_service(mut self, service: &str) -> Self {
         self.services.push(service.to_owned());
         self
     }
 
-    /// Creates a listener on `count` ports, one for each of the Services `<stem>-0`, `<stem>-1` and so on.
+    /// Creates a listener on `count` consecutive ports, for the Services `<stem>-0`, `<stem>-1` and so on.
     #[must_use]
     pub fn range(kind: ServerKind, first: u16, count: u16, stem: &str) -> Self {
         let last = first.saturating_add(count.saturating_sub(1));
@@ -155,27 +156,28 @@ impl FromStr for Listener {
     }
 }
 
-/// The connection and request counts for one of a server's ports.
+/// The numbers of connections and requests on one of a server's ports.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Counts {
     pub accepted: u64,
-    /// The number of requests or datagrams that were answered.
+    /// The number of requests (datagrams, for UDP) that were answered.
     pub answered: u64,
-    /// The number of requests or datagrams for a Service that the port isn't assigned to.
+    /// The number of requests (datagrams, for UDP) that were meant for a Service to which the port isn't
+    /// assigned.
     pub foreign: u64,
 }
 
-/// A server's record: the counts for each port, under keys such as `http:8080`.
+/// A server's record, with the counts for each port under a key such as `http:8080`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Record {
     pub name: String,
     pub ports: BTreeMap<String, Counts>,
-    /// The records of connections to `kubelet` ports, in order of arrival.
+    /// The records of all connections to `kubelet` ports, in order of arrival.
     pub exchanges: Vec<ConnectionRecord>,
 }
 
 impl Record {
-    /// Returns the counts summed over all ports.
+    /// Returns the sum of the counts for all ports.
     #[must_use]
     pub fn total(&self) -> Counts {
         self.ports
@@ -188,7 +190,7 @@ impl Record {
     }
 }
 
-/// Reads a process's record from its Unix socket. The process sends the record over each new connection.
+/// Reads the record that a process publishes on a Unix socket. The process sends it over each new connection.
 pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
     let stream = UnixStream::connect(socket)
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
@@ -197,7 +199,7 @@ pub(crate) fn read_record<T: DeserializeOwned>(socket: &Path) -> Result<T> {
         .with_context(|| format!("cannot read a record from {}", socket.display()))
 }
 
-/// The state of a port.
+/// The counts for a port, and the Services that the port is assigned to.
 #[derive(Debug)]
 struct Port {
     counts: Mutex<Counts>,
@@ -214,7 +216,7 @@ impl Port {
         self.lock_counts().accepted += 1;
     }
 
-    /// Counts a request, and also counts it as foreign if it was meant for another Service.
+    /// Counts an answered request, and also counts it as foreign if it was meant for another Service.
     fn count_request(&self, intended_service: Option<&[u8]>) {
         let is_foreign = intended_service.is_some_and(|name| {
             !self.services.is_empty() && !self.services.iter().any(|own| own.as_bytes() == name)
@@ -229,13 +231,13 @@ impl Port {
     }
 }
 
-/// The wildcard address for dual-stack sockets.
+/// The wildcard address, for dual-stack sockets.
 const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 
 /// The accept backlog.
 const BACKLOG: i32 = 4096;
 
-/// Listens on a port, on all IPv4 and IPv6 addresses.
+/// Listens on a port at all IPv4 and IPv6 addresses.
 pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
     socket.set_only_v6(false)?;
@@ -245,7 +247,7 @@ pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Accepts connections forever and serves each one in a separate task.
+/// Accepts connections forever, and serves each one in a separate task.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
     serve: impl Fn(TcpStream) -> F,

@@ -1,8 +1,8 @@
-//! Fixtures that the tests of a module share. The first test creates the fixture, later tests reuse it, and
-//! it is dropped when tests of another module create theirs.
+//! Fixtures that are shared by the tests in a module. The first test creates the fixture, and later tests
+//! reuse it. It is dropped when a test in another module creates a different one.
 //!
-//! A failing test may leave the fixture in any state. A fixture is therefore reused only if the test
-//! explicitly gives it back; after an error or a panic, the next test creates a new one.
+//! A failed test may leave its fixture in any state. So a fixture is reused only if the previous test
+//! explicitly gave it back; after an error or a panic, the next test creates a new one.
 
 use std::{
     ops::Deref,
@@ -13,30 +13,30 @@ use anyhow::Result;
 
 /// A fixture that several tests use, one after another.
 pub trait Fixture: Send + Sync + Sized + 'static {
-    /// Undoes a test's changes. If this fails, the fixture isn't reused.
+    /// Undoes the changes that a test made. If this fails, the fixture isn't reused.
     fn restore(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A fixture that the tests of a module share, one at a time.
+/// A fixture that is shared by the tests in a module, which use it one at a time.
 #[derive(Debug)]
 pub struct SharedFixture<T> {
     create: fn() -> Result<T>,
     fixture: Mutex<Option<Arc<T>>>,
 }
 
-/// The most recently created shared fixture. If it still exists when the process exits, the sweeper removes
-/// it.
+/// The shared fixture that was created last. If it still exists when the process exits, the sweeper removes
+/// its lab.
 static LAST: Mutex<Option<&'static dyn Retire>> = Mutex::new(None);
 
-/// A shared fixture of any type that can be dropped.
+/// A shared fixture of any type, which can be dropped.
 trait Retire: Sync {
     fn retire(&self);
 }
 
 impl<T: Fixture> SharedFixture<T> {
-    /// Creates a shared fixture, which `create` constructs on first use.
+    /// Creates a shared fixture that calls `create` on first use.
     #[must_use]
     pub const fn new(create: fn() -> Result<T>) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl<T: Fixture> SharedFixture<T> {
         }
     }
 
-    /// Waits for exclusive access to the fixture, and creates it if it doesn't exist.
+    /// Waits for exclusive access to the fixture, and creates the fixture if it doesn't exist.
     pub fn lease(&'static self) -> Result<Lease<T>> {
         let mut slot = lock(&self.fixture);
         let fixture = match slot.take() {
@@ -77,16 +77,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A test's exclusive access to a shared fixture.
+/// Exclusive access to a shared fixture, held by one test.
 #[derive(Debug)]
 pub struct Lease<T: 'static> {
-    // Declared before the lock, so that it is dropped before the next test can create another fixture.
+    // This field comes before the lock, so that it is dropped before the next test can create another
+    // fixture.
     fixture: Arc<T>,
     slot: MutexGuard<'static, Option<Arc<T>>>,
 }
 
 impl<T: Fixture> Lease<T> {
-    /// Gives the fixture back for the next test. A test that succeeds calls this last.
+    /// Gives the fixture back, so that the next test can reuse it. A test calls this as its last step.
     pub fn give_back(mut self) -> Result<()> {
         self.fixture.restore()?;
         *self.slot = Some(Arc::clone(&self.fixture));

@@ -1,10 +1,10 @@
-//! Formats plain-text tables and the times in them.
+//! Formats tables as plain text, and the times in them.
 
-/// A column: its heading, and a function that formats its cell in a row.
+/// A column of a table: its heading, and a function that formats the column's cell for a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// Formats a table with a line of headings and one line per row. The first and last columns are left-aligned,
-/// the others right-aligned.
+/// Formats a table: a line with the headings, then one line per row. The first and last columns are
+/// left-aligned, all others are right-aligned.
 #[must_use]
 pub fn format_table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let mut lines = vec![String::new(); rows.len() + 1];
@@ -27,7 +27,7 @@ pub fn format_table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     lines.collect()
 }
 
-/// Formats nanoseconds as microseconds, rounded to one decimal place.
+/// Formats a time in nanoseconds as microseconds, rounded to one decimal place.
 #[must_use]
 pub fn microseconds(nanoseconds: u64) -> String {
     let tenths = (nanoseconds + 50) / 100;

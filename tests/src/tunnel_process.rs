@@ -1,5 +1,6 @@
-//! Processes on both sides of a tunnel: a gateway with an ingress, and agents. They run Culvert's modules
-//! without kernel programs and need no privileges, since a steering prefix within 127.0.0.0/8 needs no route.
+//! Processes for both sides of a tunnel: a gateway with an ingress, and agents. They run Culvert's own
+//! modules but no kernel programs. They need no privileges, since a steering prefix within 127.0.0.0/8 needs
+//! no route.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +28,7 @@ use crate::{environment, executor::child, log, pki, server::read_record, wait};
 
 pub mod roles;
 
-/// The time limit for a process to become ready or to exit.
+/// The time limit for a process to become ready, and for one to exit.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 impl From<&pki::PemFiles> for IdentityFiles {
@@ -37,53 +38,53 @@ impl From<&pki::PemFiles> for IdentityFiles {
     }
 }
 
-/// The target of a steering address.
+/// A node and an address to which connections to a steering address lead.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Target {
-    /// The index of the steering address within the prefix.
+    /// The index of the steering address within the steering prefix.
     pub index: u32,
     pub node: String,
     /// The address that the node's agent dials.
     pub at: SocketAddr,
 }
 
-/// The settings of a gateway with an ingress.
+/// The settings for a gateway with an ingress.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudSettings {
-    /// The gateway's own settings.
+    /// The settings of the gateway itself.
     pub gateway: gateway::GatewaySettings,
-    /// The address that the ingress listens on for steered connections.
+    /// The address on which the ingress listens for steered connections.
     pub ingress: SocketAddr,
-    /// The steering prefix: its first address and its length.
+    /// The steering prefix: its first address, and its length.
     pub prefix: (IpAddr, u8),
-    /// The targets of the steering addresses.
+    /// The targets that the steering addresses lead to.
     pub targets: Vec<Target>,
     /// The gateway's certificate files.
     pub certificate: IdentityFiles,
     pub session: SessionLimits,
 }
 
-/// The settings of an agent.
+/// The settings for an agent.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentSettings {
-    /// The agent's own settings.
+    /// The settings of the agent itself.
     pub agent: agent::AgentSettings,
     pub certificate: IdentityFiles,
     pub session: SessionLimits,
 }
 
-/// The state of a gateway with an ingress, as published by its process.
+/// The state of a gateway with an ingress, which its process publishes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct CloudState {
-    /// The gateway's address, which agents connect to.
+    /// The gateway's address, to which agents connect.
     pub gateway: SocketAddr,
-    /// The address that the ingress listens on for steered connections.
+    /// The address on which the ingress listens for steered connections.
     pub ingress: SocketAddr,
-    /// The number of times each reason occurred, by the reason's label.
+    /// The number of times each reason has occurred, by the reason's label.
     pub counts: BTreeMap<String, u64>,
-    /// The nodes and their sessions, as in Culvert's `/nodes`.
+    /// The nodes and their sessions, in the format of Culvert's `/nodes`.
     pub nodes: Value,
-    /// The state of the certificate, as Culvert reports it.
+    /// The state of the certificate, in Culvert's own format.
     pub identity: Value,
 }
 
@@ -102,7 +103,7 @@ impl CloudState {
         self.sessions_of(node).count()
     }
 
-    /// Returns how many streams are open over a node's sessions.
+    /// Returns how many streams are open in all sessions of a node.
     #[must_use]
     pub fn streams(&self, node: &str) -> u64 {
         let streams = |session: &Value| session["streams"].as_u64();
@@ -116,17 +117,17 @@ impl CloudState {
     }
 }
 
-/// The state of an agent, as published by its process.
+/// The state of an agent, which its process publishes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct AgentState {
-    /// The agent's state, as in Culvert's `/status`.
+    /// The agent's state, in the format of Culvert's `/status`.
     pub view: Value,
-    /// The state of the certificate, as Culvert reports it.
+    /// The state of the certificate, in Culvert's own format.
     pub identity: Value,
 }
 
-/// A running gateway with an ingress, or a running agent. The process is killed on drop, or when the thread
-/// that started it exits.
+/// A running gateway with an ingress, or a running agent. The process is killed on drop, and also when the
+/// thread that started it exits.
 #[derive(Debug)]
 pub struct TunnelProcess {
     process: Child,
@@ -135,12 +136,13 @@ pub struct TunnelProcess {
 }
 
 impl TunnelProcess {
-    /// Starts a process. `role` is `cloud` or `agent`; the paths of the process's files begin with `stem`.
+    /// Starts a process whose role is `cloud` or `agent`. The paths of its files are `stem` plus an
+    /// extension.
     pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
         let file = |extension| stem.with_extension(extension);
         let (settings_file, record, log) = (file("json"), file("record"), file("log"));
         fs::write(&settings_file, serde_json::to_vec_pretty(settings)?)?;
-        // A killed process may have left its socket behind.
+        // A process that was killed may have left its socket behind.
         drop(fs::remove_file(&record));
         let output = log::append(&log)?;
         let lab = environment::culvert_lab()?;
@@ -194,7 +196,8 @@ impl TunnelProcess {
         Ok(kill(Pid::from_raw(self.pid()), signal)?)
     }
 
-    /// Sends a signal and waits until the process exits; returns the signal that killed it, if any.
+    /// Sends a signal to the process, and waits until the process exits. Returns the signal that killed it,
+    /// if any.
     pub fn stop(mut self, signal: Signal) -> Result<Option<i32>> {
         self.signal(signal)?;
         let status = wait::until_some(TIME_LIMIT, || self.process.try_wait().ok().flatten())?;

@@ -1,4 +1,4 @@
-//! A cloud node and an edge node with a tunnel between them, and a kubelet-like server on the edge node.
+//! A cloud node and an edge node that are connected by a tunnel, with a kubelet-like server on the edge node.
 
 use std::{
     ffi::OsString,
@@ -24,12 +24,12 @@ use crate::{
     wait,
 };
 
-/// A kubelet's ports.
+/// The ports of a kubelet.
 pub const KUBELET_PORTS: [u16; 2] = [10_250, 10_255];
-/// A port on the edge node that is steered only if a ConfigMap lists it.
+/// A port on the edge node that is steered only while a ConfigMap lists it.
 pub const FURTHER_PORT: u16 = 9100;
 
-/// The time limit for an agent to connect or reconnect. Its attempts are spread over several seconds.
+/// The time limit for an agent to connect or reconnect. Its attempts are spread out over several seconds.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A cloud node and an edge node. Everything is removed on drop.
@@ -42,7 +42,7 @@ pub struct TunnelTestbed {
 }
 
 impl TunnelTestbed {
-    /// Creates both nodes, with certificates and manifests, without starting the daemon or the agent.
+    /// Creates both nodes, including certificates and manifests, but does not start the daemon and the agent.
     pub fn prepare(settings: InstanceSettings) -> Result<Self> {
         let settings = InstanceSettings {
             tunnel: true,
@@ -65,27 +65,27 @@ impl TunnelTestbed {
         })
     }
 
-    /// Creates both nodes, starts the daemon and the agent, and waits until the kubelet can be reached.
+    /// Creates both nodes, starts the daemon and the agent, and waits until the kubelet is reachable.
     pub fn new() -> Result<Self> {
         let testbed = Self::prepare(InstanceSettings::from_environment()?)?;
         testbed.start()?;
         Ok(testbed)
     }
 
-    /// Starts the daemon and the agent, and waits until the kubelet can be reached.
+    /// Starts the daemon and the agent, and waits until the kubelet is reachable.
     pub fn start(&self) -> Result<()> {
         self.node.start()?;
         self.edge.start_agent(KUBELET_PORTS)?;
         self.wait_for_kubelet()
     }
 
-    /// Returns the pod that clients run in.
+    /// Returns the cloud node's pod in which clients run.
     pub fn pod(&self) -> Result<Arc<Pod>> {
         self.node.pod("client")
     }
 
-    /// Waits until the kubelet responds to clients both on the cloud node's host and in its pod. A new pod's
-    /// first packet may be lost, and is retransmitted only after a second.
+    /// Waits until the kubelet responds to clients on the cloud node's host and in its pod. A new pod's first
+    /// packet may be lost, and is then retransmitted only after a second.
     pub fn wait_for_kubelet(&self) -> Result<()> {
         let mut last = None;
         let pod = self.pod()?;
@@ -106,13 +106,13 @@ impl TunnelTestbed {
         })
     }
 
-    /// Sends a request to the kubelet from a sandbox, over a new connection.
+    /// Sends a health check request to the kubelet from a sandbox, over a new connection.
     pub fn request_healthz(&self, sandbox: &Sandbox) -> Result<()> {
         let to = Self::addr_v4(KUBELET_PORTS[0]);
         self.client(sandbox.connect(to)?, to)?.healthz().map(drop)
     }
 
-    /// Creates a client for the kubelet over a connection to one of the edge node's addresses.
+    /// Creates a kubelet client that uses a connection to one of the edge node's addresses.
     pub fn client(&self, stream: TcpStream, dialled: SocketAddr) -> Result<Client> {
         stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         let client = Client::handshake(stream, dialled.ip(), Arc::clone(&self.tls))?;
@@ -148,14 +148,14 @@ impl TunnelTestbed {
 
 impl Fixture for TunnelTestbed {}
 
-/// The certificate directories of a gateway and an agent: the names, modes and contents of their files.
+/// The certificate directories of a gateway and of an agent, with the name, mode and contents of each file.
 type Identities = [Vec<(OsString, Permissions, Vec<u8>)>; 2];
 
-/// The certificates that `culvert ca` issued to the first pair of nodes in this process. Later pairs reuse
+/// The certificates that `culvert ca` issued for the first pair of nodes in this process. Later pairs reuse
 /// them.
 static IDENTITIES: Mutex<Option<Identities>> = Mutex::new(None);
 
-/// Fills the certificate directories of a gateway and an agent.
+/// Writes certificates to the directories of a gateway and of an agent.
 fn issue_certificates(directories: [&Path; 2], ca: impl Fn(&[&str]) -> Result<()>) -> Result<()> {
     let mut identities = IDENTITIES.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(identities) = &*identities else {
@@ -190,7 +190,7 @@ fn read_directory(directory: &Path) -> Result<Vec<(OsString, Permissions, Vec<u8
     Ok(files)
 }
 
-/// Runs a `culvert ca` subcommand for the CA in `directory`.
+/// Runs a `culvert ca` subcommand on the CA in `directory`.
 fn run_ca(sandbox: &Sandbox, culvert: &Path, arguments: &[&str], directory: &Path) -> Result<()> {
     let mut argv = vec![path_to_string(culvert)?, "ca".to_owned()];
     argv.extend(arguments.iter().map(|argument| (*argument).to_owned()));

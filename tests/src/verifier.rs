@@ -1,6 +1,6 @@
-//! Reads the verifier's statistics for each program, in each variant that this kernel can load. aya creates
-//! the maps, but the programs are then loaded without aya, since aya doesn't keep the verifier log of a
-//! successful load.
+//! Measures how the verifier handles each program, in each variant that this kernel can load. aya creates the
+//! maps. The programs are then loaded without aya, since it discards the verifier's log after a successful
+//! load.
 
 mod call;
 
@@ -28,15 +28,15 @@ use tunnel_common::{
 };
 use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, ProgramSettings};
 
-/// The verifier's log levels: statistics only, and everything.
+/// The verifier's log levels: only statistics, and everything.
 const BPF_LOG_STATS: u32 = 4;
 const BPF_LOG_ALL: u32 = 2;
 
-/// The size of the log buffer for statistics, and the maximum size for the log of a rejected program.
+/// The size of the log buffer for statistics, and the maximum size of the one for a rejected program.
 const LOG_SIZE: u32 = 64 << 10;
 const MAX_LOG_SIZE: u32 = 64 << 20;
 
-/// The mark on the daemon's own sockets, on a node that steers.
+/// The mark that a daemon sets on its own sockets if its node steers connections.
 const OWN_MARK: u32 = 0x0c01_e000;
 
 /// The verifier's statistics for a program.
@@ -48,27 +48,27 @@ pub struct ProgramStats {
     /// The variant: `retval` or `rewrite`, depending on how the program refuses a connection, followed by
     /// `-steering` if it steers and `-logged` if it logs events.
     pub variant: String,
-    /// The number of instructions that the verifier processed over all paths; at most a million.
+    /// The number of instructions that the verifier processed, over all paths. The limit is a million.
     pub instructions: u64,
-    /// The maximum stack depth in bytes. Before Linux 7.3, the verifier reports only the stack size of each
-    /// function; this is then the stack size of the program itself plus that of its largest function. Calls
-    /// are nested more deeply only in functions that look up an address of a network namespace, and those use
-    /// almost no stack.
+    /// The maximum stack depth in bytes. Before Linux 7.3, the verifier reports only each function's stack
+    /// size, so this is the sum of the program's own stack size and that of its largest function. Calls are
+    /// nested more deeply only in functions that look up a client's address in its network namespace, and
+    /// those use almost no stack.
     pub stack: u64,
-    /// The verification time in microseconds.
+    /// The time that verification took, in microseconds.
     pub microseconds: u64,
-    /// The load time in microseconds, which includes verification and JIT compilation.
+    /// The time that loading took, in microseconds. It includes verification and JIT compilation.
     pub load_microseconds: u64,
 }
 
-/// Loads every program in each variant that the loader may choose on a kernel with these features, and
-/// returns the verifier's statistics. Nothing is attached or pinned.
+/// Loads every program in each variant that the loader may choose on a kernel with the given features, and
+/// returns the verifier's statistics. Attaches and pins nothing.
 pub fn measure(features: Features) -> Result<Vec<ProgramStats>> {
     let variants = variants(features);
     let globals_of_variants: Vec<_> = variants.iter().map(Variant::globals).collect();
     let level = aya_log::Level::Trace.into();
-    // Parsing the kernel's BTF is slow, so one loader is used for all variants. An object with relocations
-    // requires parsing it again.
+    // Parsing the kernel's BTF is slow, so all variants share one loader. An object with relocations needs
+    // the BTF to be parsed again.
     let mut loader = EbpfLoader::new();
     let mut measured = Vec::new();
     for (bytes, is_logged) in [(OBJECT, false), (LOGGING_OBJECT, true)] {
@@ -94,7 +94,7 @@ pub fn measure(features: Features) -> Result<Vec<ProgramStats>> {
     Ok(measured)
 }
 
-/// A variant of the programs, defined by the constants that the loader sets in them.
+/// A variant of the programs, which depends on the constants that the loader sets in them.
 struct Variant {
     features: Features,
     switches: ProgramSettings,
@@ -154,8 +154,8 @@ fn parse(bytes: &[u8]) -> Result<Object> {
     Ok(object)
 }
 
-/// Prepares an object for the kernel, using the maps of an object that aya has loaded. The constants in those
-/// maps are frozen, so the verifier skips code that they make unreachable.
+/// Prepares an object for loading, with the maps that aya created for it. The constants in these maps are
+/// frozen, so the verifier skips code that they make unreachable.
 fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -> Result<Object> {
     let globals = globals
         .iter()
@@ -178,8 +178,8 @@ fn relocate(mut object: Object, globals: &HashMap<&str, &[u8]>, loaded: &Ebpf) -
     Ok(object)
 }
 
-/// Opens the object's BTF, which aya has already loaded into the kernel. Its ID is read from the smallest
-/// program.
+/// Opens the object's BTF, which aya has loaded into the kernel. Loads the smallest program in order to get
+/// the BTF's ID from it.
 fn open_btf_of(loaded: &mut Ebpf) -> Result<OwnedFd> {
     let name = table::SOCK_RELEASE.name;
     let Some(Program::CgroupSock(program)) = loaded.program_mut(name) else {
@@ -192,7 +192,7 @@ fn open_btf_of(loaded: &mut Ebpf) -> Result<OwnedFd> {
     )?)
 }
 
-/// Returns a map's data if the map has one of the types that the object uses.
+/// Returns a map's data, if the map is of a type that the object uses.
 fn data_of(map: &Map) -> Option<&MapData> {
     match Some(map) {
         Some(
@@ -221,7 +221,7 @@ fn load_and_measure(
         kind: program.kind.number(),
         hook: match program.attach_point {
             AttachPoint::Cgroup => program.hook,
-            // The hook is specified when the program is attached.
+            // For these programs, the hook is specified only when the program is attached.
             AttachPoint::Uplinks => 0,
         },
         instructions: &encode(&function.instructions),
@@ -251,10 +251,10 @@ fn load_and_measure(
     })
 }
 
-/// Loads a rejected program again; returns the error and the complete log.
+/// Loads a rejected program once more, and returns the error and the complete log.
 fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
     let mut size = LOG_SIZE;
-    // The loop terminates, since the buffer size can double at most ten times.
+    // The loop ends, since the buffer size can be doubled at most ten times.
     loop {
         let (loaded, log) = call::load(raw, BPF_LOG_ALL, size)?;
         match loaded {
@@ -269,7 +269,7 @@ fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
     }
 }
 
-/// Encodes instructions as the kernel reads them: opcode, two 4-bit registers, offset and immediate.
+/// Encodes instructions in the kernel's format: opcode, two 4-bit registers, offset and immediate.
 fn encode(instructions: &[bpf_insn]) -> Vec<u64> {
     let word = |instruction: &bpf_insn| {
         let registers = instruction.dst_reg() | instruction.src_reg() << 4;
@@ -289,7 +289,7 @@ fn encode(instructions: &[bpf_insn]) -> Vec<u64> {
     instructions.iter().map(word).collect()
 }
 
-/// The verifier's statistics for a successful load; see `print_verification_stats` in kernel/bpf/verifier.c.
+/// The verifier's statistics on a successful load. See `print_verification_stats` in kernel/bpf/verifier.c.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct VerifierStats {
     instructions: u64,
@@ -309,9 +309,9 @@ impl VerifierStats {
     }
 }
 
-/// Parses the maximum stack depth. Since Linux 7.3, this is given as `max N`. Older kernels list the stack
-/// sizes of the program and its functions, joined by `+`; the result is then the first plus the largest of
-/// the others.
+/// Parses the maximum stack depth. Since Linux 7.3, it is given as `max N`. Older kernels list the stack
+/// sizes of the program and its functions, joined by `+`; this returns the first one plus the largest of the
+/// others.
 fn parse_stack_depth(depth: &str) -> Option<u64> {
     let mut words = depth.split_whitespace();
     let first = words.next()?;

@@ -1,4 +1,4 @@
-//! Waits for conditions, so that no test needs to sleep. Time limits are written for fast machines;
+//! Waits for conditions, so that tests don't need to sleep. Time limits are given for fast machines;
 //! [`LoadScale`] extends them on slow ones.
 
 use std::{fmt::Debug, time::Duration};
@@ -10,22 +10,23 @@ use crate::{
     load_scale::LoadScale,
 };
 
-/// The shortest and longest intervals between two checks.
+/// The shortest and the longest interval between two checks.
 const INTERVALS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(25)];
 
-/// Returns the pause before the next check. It grows with the time waited so far, since each check slows down
-/// the process being observed.
+/// Returns the interval until the next check. It grows with the time already waited, since each check slows
+/// down the observed process.
 fn next_interval(waited: Duration) -> Duration {
     let [shortest, longest] = INTERVALS;
     (waited / 8).clamp(shortest, longest)
 }
 
-/// Waits until `condition` holds.
+/// Waits until `condition` returns true.
 pub fn until(time_limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     until_some(time_limit, || condition().then_some(()))
 }
 
-/// Waits until `condition` holds, checking at the shortest interval, for conditions that hold only briefly.
+/// Waits until `condition` returns true. Always checks it at the shortest interval, for conditions that are
+/// true only briefly.
 pub fn until_briefly(time_limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     poll(time_limit, |_| INTERVALS[0], || condition().then_some(()))
 }
@@ -35,7 +36,7 @@ pub fn until_some<T>(time_limit: Duration, check: impl FnMut() -> Option<T>) -> 
     poll(time_limit, next_interval, check)
 }
 
-/// Waits until a process is ready; fails if the process exits first.
+/// Waits until a process is ready. Returns an error if the process exits first.
 pub(crate) fn until_ready<T: Debug>(
     time_limit: Duration,
     mut ended: impl FnMut() -> Result<Option<T>>,

@@ -1,4 +1,4 @@
-//! Measures the cost of connect() by calling it repeatedly, as fast as possible.
+//! Measures the cost of connect() by connecting repeatedly, as fast as possible.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
@@ -9,12 +9,12 @@ use socket2::{Domain, Socket, Type};
 use super::{Latency, error_name, nanoseconds, parse_millis, timeout};
 use crate::{address::nth_address, clock::Instant};
 
-/// The time spent connecting before the measurement.
+/// The time for which connections are made before the measurement begins.
 const WARM_UP: Duration = Duration::from_millis(50);
 
-/// The pause after each connect(), which isn't included in the measurement. It lets the server go to sleep,
-/// so that each connection has to wake it. Without a pause, a faster client would find the server awake more
-/// often, and that would change the rate more than the cost of connect() does.
+/// The pause after each connect(), excluded from the measurement. It lets the server go to sleep, so that
+/// each connection has to wake it. Without a pause, a faster client would find the server awake more often,
+/// and this would affect the rate more than the cost of connect() does.
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// The results of a measurement.
@@ -22,23 +22,24 @@ const PAUSE: Duration = Duration::from_micros(20);
 pub struct Report {
     /// The total number of connection attempts, including those during the warm-up.
     pub made: u64,
-    /// Connections per second, not counting the pauses, but counting the time to open and close the sockets.
+    /// The number of connections per second, excluding the pauses but including the time to open and close
+    /// the sockets.
     pub rate: u64,
-    /// The durations of connect() alone.
+    /// The distribution of the time that connect() alone took.
     pub connect: Latency,
     pub failures: BTreeMap<String, u64>,
 }
 
-/// The targets of the connections: `count` addresses, starting at `first`.
+/// The addresses to connect to: `count` of them, starting at `first`.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// The first address, and the port of all targets.
+    /// The first address, and the port for all addresses.
     #[arg(long = "to")]
     pub first: SocketAddr,
-    /// The number of addresses to connect to, in turn.
+    /// The number of addresses, which are connected to in turn.
     #[arg(long, default_value_t = 1)]
     pub count: u32,
-    /// The distance from one address to the next.
+    /// The distance between one address and the next.
     #[arg(long, default_value_t = 1)]
     pub apart: u32,
     /// The duration of the measurement in milliseconds.
@@ -47,8 +48,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the addresses over and over, ordered so that consecutive ones are far apart and the map
-    /// entries for the next address are not in any CPU cache.
+    /// Returns the addresses in an endless cycle. Consecutive ones are far apart, so that the map entries for
+    /// the next address are unlikely to be in a CPU cache.
     fn targets(&self) -> impl Iterator<Item = SocketAddr> {
         let Self {
             first,
@@ -57,7 +58,7 @@ impl Plan {
             ..
         } = *self;
         let count = count.max(1);
-        // The stride and the count have no common factor, so every address comes up before any is repeated.
+        // The stride and the count are coprime, so no address is repeated before all others have been used.
         let stride = (1..)
             .map(|step| count / 2 + step)
             .find(|it| gcd(*it, count) == 1)
@@ -77,7 +78,7 @@ const fn gcd(one: u32, other: u32) -> u32 {
     }
 }
 
-/// Measures connect() for the planned time, after a warm-up.
+/// Measures connect() for the planned duration, after a warm-up.
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
     let (mut made, mut failures) = (0, BTreeMap::new());
@@ -116,7 +117,7 @@ pub fn run(plan: &Plan) -> Report {
 
 fn connect_once(to: SocketAddr) -> io::Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    // Closing the socket resets the connection, so that its port is free again at once.
+    // With this option, closing the socket resets the connection, which frees its port at once.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.set_write_timeout(Some(timeout()))?;
     let to = to.into();
@@ -125,7 +126,7 @@ fn connect_once(to: SocketAddr) -> io::Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Waits without sleeping, since a sleeping client would have to be woken itself.
+/// Waits without sleeping, since a client that sleeps would itself have to be woken.
 fn spin() {
     let start = Instant::now();
     while start.elapsed() < PAUSE {

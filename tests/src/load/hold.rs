@@ -1,4 +1,4 @@
-//! Opens sockets and keeps them open until the process exits.
+//! Opens sockets and keeps them open until this process exits.
 
 use std::{
     collections::VecDeque,
@@ -19,13 +19,14 @@ pub struct Plan {
     /// An address to open TCP connections to.
     #[arg(long)]
     pub tcp: Vec<SocketAddr>,
-    /// An address for UDP sockets, both connected ones and unconnected ones that send it a datagram.
+    /// An address for UDP sockets: some are connected to it, others are unconnected and send a datagram to
+    /// it.
     #[arg(long)]
     pub udp: Vec<SocketAddr>,
-    /// The number of sockets of each kind for each address.
+    /// The number of sockets to keep open, for each kind of socket and each address.
     #[arg(long)]
     pub each: u32,
-    /// The number of additional sockets that are opened first and closed again.
+    /// The number of additional sockets to open and close first.
     #[arg(long, default_value_t = 0)]
     pub before: u32,
 }
@@ -36,7 +37,7 @@ enum Kind {
     Udp(Mode),
 }
 
-/// Opens the sockets and returns those that stay open.
+/// Opens the sockets, and returns the ones to keep open.
 pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     let tcp = plan.tcp.iter().map(|to| (Kind::Tcp, *to));
     let udp = plan.udp.iter();
@@ -56,8 +57,8 @@ pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
     Ok(open.into())
 }
 
-/// Opens a socket. If `resets` is set, closing a TCP socket sends a reset, so that nothing remains in
-/// TIME_WAIT.
+/// Opens a socket. If `resets` is true, closing a TCP socket resets its connection, so that nothing remains
+/// in TIME_WAIT.
 fn open_socket(kind: Kind, to: SocketAddr, resets: bool) -> io::Result<Socket> {
     let domain = Domain::for_address(to);
     match kind {

@@ -1,4 +1,4 @@
-//! Requests to a kubelet-like server: either a load with a new connection for each request, or a sequence of
+//! Clients of a kubelet-like server: a load of requests, each over a new connection, or a sequence of
 //! requests over one connection.
 
 use std::{
@@ -24,7 +24,7 @@ use crate::{
     pki, sandbox,
 };
 
-/// Runs a load of `GET /healthz` requests. The report identifies servers by the subjects of their
+/// Runs a load of `GET /healthz` requests. In the report, the servers' names are the subjects of their
 /// certificates.
 pub fn run(plan: &Plan, ca: &Path, sockets: CreateSocket<'_>) -> Result<Report> {
     let tls = pki::client_config(ca)?;
@@ -49,7 +49,7 @@ fn attempt(
     })
 }
 
-/// Returns the first I/O error in an error's chain, reduced to its error number if it has one.
+/// Returns the first I/O error in the chain of `error`, rebuilt from just its error number or its kind.
 #[must_use]
 pub fn io_error(error: &anyhow::Error) -> io::Error {
     let found = error.chain().find_map(|it| it.downcast_ref::<io::Error>());
@@ -61,14 +61,14 @@ pub fn io_error(error: &anyhow::Error) -> io::Error {
     }
 }
 
-/// The result of one request in a dialog.
+/// A request in a dialog, and its result.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Step {
-    /// The request, in the form that [`dialog`] accepts.
+    /// The request, in one of the forms that [`dialog`] accepts.
     pub ask: String,
     /// The time that the request took, in milliseconds.
     pub took_ms: u64,
-    /// The response, or the error.
+    /// The response or the error.
     pub outcome: Result<String, String>,
 }
 
@@ -77,7 +77,7 @@ pub struct Step {
 pub struct Dialog {
     /// The start time, in milliseconds since 1970.
     pub began_ms: u64,
-    /// The address that was dialled.
+    /// The dialled address.
     pub dialled: SocketAddr,
     /// The address of the socket's peer.
     pub peer: SocketAddr,
@@ -87,9 +87,9 @@ pub struct Dialog {
     pub steps: Vec<Step>,
 }
 
-/// Connects and sends requests one after another, until one of them fails.
+/// Connects, then sends the requests in `asks` one after another until one fails.
 ///
-/// The requests are `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`,
+/// A request is one of `healthz`, `bytes=N`, `sum=N`, `echo=TEXT`, `upgrade`, `exchange=TEXT`,
 /// `pause=MILLIS`, `until-end=N`, `close` and `reset`.
 pub fn dialog(
     to: SocketAddr,

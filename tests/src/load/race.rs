@@ -1,7 +1,7 @@
-//! Clients that race with the writer of the service maps: they connect UDP sockets to many VIPs in turn, as
-//! fast as possible, and send the name of the intended Service. Servers count misrouted datagrams. A client
-//! that knows each Service's source address detects misrouted connections itself, without the cost of sending
-//! a datagram.
+//! Clients that race against the writer of the service maps. They connect UDP sockets to many VIPs in turn,
+//! as fast as possible, and send datagrams that name the intended Service, so that servers can count the
+//! misrouted ones. If the routes to each Service's backends set a different source address, a client also
+//! detects misrouted connections itself, without the cost of a datagram.
 
 use std::{
     collections::BTreeMap,
@@ -20,31 +20,32 @@ use crate::{address::nth_address, clock::Instant};
 /// The number of connect() calls between two readings of the clock.
 const BURST: u32 = 256;
 
-/// The VIPs to connect to: `count` addresses, starting at `first`, for the Services `<stem>-0`, `<stem>-1`
-/// and so on.
+/// The VIPs to connect to: `count` addresses, starting at `first`, that belong to the Services `<stem>-0`,
+/// `<stem>-1` and so on.
 #[derive(Args, Clone, Debug)]
 pub struct Plan {
-    /// The first VIP and its port.
+    /// The first VIP, and the port for all VIPs.
     #[arg(long)]
     pub first: SocketAddr,
-    /// The number of VIPs, which have consecutive addresses.
+    /// The number of VIPs. Their addresses are consecutive.
     #[arg(long)]
     pub count: u32,
-    /// The stem of the Services' names: VIP number k belongs to the Service STEM-k.
+    /// The common part of the Services' names: VIP number k belongs to the Service STEM-k.
     #[arg(long)]
     pub stem: String,
-    /// The duration in milliseconds.
+    /// The duration of the load, in milliseconds.
     #[arg(long = "millis", value_parser = parse_millis)]
     pub duration: Duration,
-    /// Reconnect the same socket repeatedly, instead of opening a new one each time.
+    /// Reconnect a single socket repeatedly, instead of opening a new one for each connection.
     #[arg(long)]
     pub reconnect: bool,
-    /// The source address on the route to the first Service's backends; the source addresses for the other
-    /// Services follow it consecutively. The source address of a new socket then shows which Service the
-    /// socket was connected to. A reconnected socket keeps its source address.
+    /// The source address that is set on the route to the first Service's backends. The source addresses for
+    /// the other Services must follow it consecutively. A new socket's source address then shows which
+    /// Service it was connected to. This does not work with --reconnect, since a reconnected socket keeps its
+    /// source address.
     #[arg(long)]
     pub source: Option<IpAddr>,
-    /// Send a datagram after every Nth connection and after each misrouted one.
+    /// Send a datagram after every Nth connection, and after each misrouted one.
     #[arg(long, default_value_t = 1)]
     pub send_each: u64,
 }
@@ -54,11 +55,11 @@ pub struct Plan {
 pub struct Report {
     pub connects: u64,
     pub sent: u64,
-    /// The number of misrouted connections, as shown by their source addresses.
+    /// The number of connections that were misrouted, according to the socket's source address.
     pub astray: u64,
-    /// The number of datagrams that were answered with an ICMP "port unreachable" error.
+    /// The number of ICMP "port unreachable" errors received in response to datagrams.
     pub refused: u64,
-    /// The number of failures, by error and step.
+    /// The number of failures for each error and step.
     pub failures: BTreeMap<String, u64>,
 }
 
@@ -82,14 +83,14 @@ impl Report {
     }
 }
 
-/// A VIP, with its Service's name and source address.
+/// A VIP, with the name of its Service and the source address for it.
 struct Target {
     vip: SocketAddr,
     name: Vec<u8>,
     source: Option<IpAddr>,
 }
 
-/// Connects sockets until the time is up.
+/// Connects sockets until the planned duration is over.
 pub fn run(plan: &Plan) -> io::Result<Report> {
     let targets: Vec<Target> = (0..plan.count)
         .map(|number| Target {
@@ -130,7 +131,8 @@ fn connect_and_check(socket: &UdpSocket, target: &Target, send_each: u64, report
         }
         (None, _) => false,
     };
-    // A socket that was terminated no longer has a source address, so it is unknown which Service it reached.
+    // A socket loses its source address when it is terminated, so there is no way to know which Service it
+    // reached.
     if is_astray && is_terminated(socket) {
         return;
     }
@@ -141,14 +143,14 @@ fn connect_and_check(socket: &UdpSocket, target: &Target, send_each: u64, report
     match socket.send(&target.name) {
         Ok(_) => report.sent += 1,
         Err(_) if is_terminated(socket) => {}
-        // The ICMP error was caused by an earlier datagram.
+        // An earlier datagram caused the ICMP error.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => report.refused += 1,
         Err(error) => report.record_failure(&error, "send"),
     }
 }
 
-/// Returns true if a connected socket has been terminated, as Culvert does when the socket's backend is
-/// removed.
+/// Returns true if a connected socket has been terminated, as Culvert does when it removes the socket's
+/// backend.
 fn is_terminated(socket: &UdpSocket) -> bool {
     let peer = socket.peer_addr();
     peer.is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Failure, Success, nanoseconds};
 
-/// The number of times an event occurred, and the times of its first and last occurrence since the start of
-/// the load.
+/// The number of times an event occurred, and the times of its first and last occurrences, relative to the
+/// start of the load.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Occurrences {
     pub count: u64,
@@ -31,7 +31,7 @@ impl Occurrences {
     }
 }
 
-/// The latency distribution of one kind of call.
+/// The distribution of the time that one kind of call takes.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Latency {
     pub count: u64,
@@ -54,7 +54,7 @@ impl Latency {
     }
 }
 
-/// Returns a percentile of sorted values by the nearest-rank method, or 0 if there are no values.
+/// Returns a percentile of the sorted values, using the nearest-rank method, or 0 if there are no values.
 #[must_use]
 pub fn percentile(sorted: &[u64], hundredths: usize) -> u64 {
     let index = (sorted.len() * hundredths).div_ceil(100).saturating_sub(1);
@@ -69,11 +69,11 @@ pub struct Report {
     pub took_ms: u64,
     pub attempts: u64,
     pub answered: u64,
-    /// The number of answered attempts whose peer wasn't the dialled address.
+    /// The number of attempts that were answered but whose peer wasn't the dialled address.
     pub other_peer: u64,
-    /// The failures, by error and step.
+    /// The failed attempts, by error and step.
     pub failures: BTreeMap<String, Occurrences>,
-    /// The responses, by server.
+    /// The answered attempts, by the name of the server.
     pub servers: BTreeMap<String, Occurrences>,
     pub connect: Latency,
 }
@@ -128,7 +128,7 @@ impl ReportBuilder {
         }
     }
 
-    /// Builds a load's report, given its start time and duration.
+    /// Builds the report of a load with the given start time and duration.
     pub(super) fn build(self, began_ms: u64, took_ms: u64) -> Report {
         Report {
             began_ms,

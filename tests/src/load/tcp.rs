@@ -9,13 +9,13 @@ use socket2::Socket;
 
 use super::{CreateSocket, Failure, Plan, Report, Success, connect_tcp};
 
-/// Runs the load with sockets created by `sockets`.
+/// Runs the load. `sockets` creates its sockets.
 #[must_use]
 pub fn run(plan: &Plan, sockets: CreateSocket<'_>) -> Report {
     run_with_path(plan, "/", sockets)
 }
 
-/// Runs the load with requests for `path`. The body of each response must be the server's name.
+/// Runs the load with requests for `path`. Each response's body must be the server's name.
 #[must_use]
 pub fn run_with_path(plan: &Plan, path: &str, sockets: CreateSocket<'_>) -> Report {
     let request = request(path, plan.service.as_deref());

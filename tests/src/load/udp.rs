@@ -10,21 +10,21 @@ use socket2::Type;
 use super::{CreateSocket, Failure, Plan, Report, Success};
 use crate::clock::Instant;
 
-/// Selects connected or unconnected sockets.
+/// The kind of sockets that send the requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
-    /// `connect`, then `send` and `recv`.
+    /// Uses `connect`, then `send` and `recv`.
     Connected,
-    /// `sendto` and `recvfrom`.
+    /// Uses `sendto` and `recvfrom`.
     Unconnected,
 }
 
-/// Runs the load with sockets created by `sockets`.
+/// Runs the load. `sockets` creates its sockets.
 #[must_use]
 pub fn run(plan: &Plan, mode: Mode, sockets: CreateSocket<'_>) -> Report {
     let request = format!("{} is here?", plan.service.as_deref().unwrap_or("who"));
     let try_once = |to| attempt(to, mode, request.as_bytes(), sockets);
-    // Like a resolver, the client retries once if its socket was terminated before the response arrived.
+    // Like a DNS resolver, this client retries once if its socket was terminated before a response arrived.
     super::run(plan, &|to| match try_once(to) {
         Err(failure) if failure.is_of_terminated_socket() => try_once(to),
         first => first,
@@ -65,7 +65,7 @@ fn attempt(
     })
 }
 
-/// Parses the server's name from a response, which must consist of the name, a space and the request.
+/// Parses the name of the server in a response, which must consist of that name, a space and the request.
 fn server(response: &[u8], request: &[u8]) -> io::Result<String> {
     let name = response
         .strip_suffix(request)

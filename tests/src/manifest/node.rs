@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{Manifest, comma_separated};
 
-/// A Node with addresses and, for edge nodes, a label.
+/// A Node with addresses, and with a label if it is an edge node.
 #[derive(Clone, Debug)]
 pub struct NodeObject {
     name: String,
@@ -23,7 +23,7 @@ impl NodeObject {
         }
     }
 
-    /// Adds the label that marks edge nodes by default.
+    /// Adds the label that marks edge nodes in Culvert's default config.
     #[must_use]
     pub const fn edge(mut self) -> Self {
         self.labels = "openyurt.io/is-edge-worker: \"true\"";

@@ -26,11 +26,11 @@ impl ServicePort {
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
     address: IpAddr,
-    /// True if the endpoint is terminating, false if it is ready. It is serving either way.
+    /// True if the endpoint is terminating, false if it is ready. In both cases, it is serving.
     is_terminating: bool,
-    /// The name of the endpoint's node; omitted if empty.
+    /// The name of the endpoint's node, or an empty string to omit it.
     node: &'static str,
-    /// The endpoint's zone; omitted if empty.
+    /// The endpoint's zone, or an empty string to omit it.
     zone: &'static str,
 }
 
@@ -43,16 +43,16 @@ pub struct Service {
     ports: Vec<ServicePort>,
     endpoints: Vec<Endpoint>,
     annotations: Vec<(String, String)>,
-    /// Additional lines of YAML. Those that belong to the spec are indented.
+    /// Additional lines of YAML. Lines that belong to the spec are indented.
     lines: Vec<String>,
-    /// The node for endpoints added from now on.
+    /// The node of endpoints that are added from now on.
     node: &'static str,
-    /// The zone for endpoints added from now on.
+    /// The zone of endpoints that are added from now on.
     zone: &'static str,
 }
 
 impl Service {
-    /// Creates a Service with these ClusterIPs, and without any ports or endpoints yet.
+    /// Creates a Service with the given ClusterIPs, and without ports and endpoints.
     #[must_use]
     pub fn new(name: &str, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Service {
         self
     }
 
-    /// Creates a Service with one frontend.
+    /// Creates a Service with one ClusterIP and one port, which is also the target port.
     #[must_use]
     pub fn cluster_ip(name: &str, frontend: SocketAddr, protocol: Protocol) -> Self {
         Self::new(name, [frontend.ip()]).port(protocol, frontend.port(), frontend.port())
@@ -98,7 +98,7 @@ impl Service {
         self
     }
 
-    /// Sets the node port of the most recently added port.
+    /// Sets the node port of the port that was added last.
     #[must_use]
     pub fn node_port(mut self, number: u16) -> Self {
         if let Some(port) = self.ports.last_mut() {
@@ -114,7 +114,7 @@ impl Service {
         self
     }
 
-    /// Adds a status with load balancer addresses, given as items of a YAML list.
+    /// Adds a status with load balancer addresses. `ingress` contains the items of a YAML list.
     #[must_use]
     pub fn load_balancer(mut self, ingress: &str) -> Self {
         let line = format!("status: {{ loadBalancer: {{ ingress: [{ingress}] }} }}\n");
@@ -122,14 +122,14 @@ impl Service {
         self
     }
 
-    /// Sets the node for endpoints added from now on.
+    /// Sets the node of endpoints that are added from now on.
     #[must_use]
     pub const fn on_node(mut self, node: &'static str) -> Self {
         self.node = node;
         self
     }
 
-    /// Sets the zone for endpoints added from now on.
+    /// Sets the zone of endpoints that are added from now on.
     #[must_use]
     pub const fn in_zone(mut self, zone: &'static str) -> Self {
         self.zone = zone;
@@ -146,7 +146,7 @@ impl Service {
         addresses.into_iter().fold(self, Self::backend)
     }
 
-    /// Adds an endpoint that is terminating but still serving.
+    /// Adds an endpoint that is terminating but is still serving.
     #[must_use]
     pub fn terminating(self, address: IpAddr) -> Self {
         self.endpoint(address, true)
@@ -162,7 +162,7 @@ impl Service {
         self
     }
 
-    /// Returns the name of the file that contains the Service and its EndpointSlices.
+    /// Returns the name of the manifest file for the Service and its EndpointSlices.
     #[must_use]
     pub fn file(&self) -> String {
         format!("{}.yaml", self.name)
@@ -212,7 +212,7 @@ impl Service {
                 node_port.unwrap_or_default()
             ));
         }
-        // The text so far ends within the spec, so lines for the spec come before those for other sections.
+        // The text so far ends within the spec, so lines for the spec come before lines for other sections.
         let (spec, rest): (Vec<_>, Vec<_>) =
             self.lines.iter().partition(|line| line.starts_with(' '));
         spec.into_iter()
@@ -221,7 +221,7 @@ impl Service {
         text
     }
 
-    /// Formats the EndpointSlice for the address family of `like`.
+    /// Formats the EndpointSlice that has the address family of `like`.
     #[must_use]
     pub fn slice_yaml(&self, like: IpAddr) -> String {
         let family = family(like);

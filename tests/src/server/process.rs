@@ -26,16 +26,16 @@ use crate::{
     pki::PemFiles,
 };
 
-/// The size of the receive buffer, large enough for bursts of datagrams.
+/// The size of a UDP socket's receive buffer: large enough for bursts of datagrams.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// The options of a server process.
 #[derive(Args, Clone, Debug)]
 pub struct ProcessOptions {
-    /// The name that the server sends in its responses.
+    /// The name of the server, which is included in its responses.
     #[arg(long)]
     pub name: String,
-    /// The Unix socket on which the record is published.
+    /// The path of the Unix socket on which to publish the record.
     #[arg(long)]
     pub record: PathBuf,
     /// A PEM file with the certificate for kubelet listeners.
@@ -50,8 +50,8 @@ pub struct ProcessOptions {
     pub listeners: Vec<Listener>,
 }
 
-/// Serves until the process is killed. Once all ports are listening, creates the Unix socket `record`, and
-/// sends the current record to each client that connects to it.
+/// Serves requests until the process is killed. Once the process is listening on all ports, creates the Unix
+/// socket `record`, and sends the current record to each client that connects to the socket.
 pub fn run_server(options: ProcessOptions) -> Result<()> {
     let ProcessOptions {
         name,
@@ -95,7 +95,7 @@ pub fn run_server(options: ProcessOptions) -> Result<()> {
                 ports,
                 exchanges: server.connection_log.exchanges(),
             };
-            // The client may have disconnected.
+            // The client may already have disconnected.
             drop(stream.write_all(&serde_json::to_vec(&record)?).await);
         }
     })
@@ -131,7 +131,7 @@ impl Server {
             }
             ServerKind::Sink => {
                 let listener = super::listen(number)?;
-                // A thread that blocks in accept(2) has the least overhead.
+                // A thread that blocks in accept(2) has the lowest overhead.
                 thread::spawn(move || {
                     while listener.accept().is_ok() {
                         port.count_accepted();
@@ -201,7 +201,7 @@ async fn serve_udp(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Re
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
-            // This ICMP error was caused by an earlier response.
+            // An earlier response caused this ICMP error.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error),
         };
@@ -209,7 +209,7 @@ async fn serve_udp(socket: UdpSocket, name: Arc<str>, port: Arc<Port>) -> io::Re
         port.count_request(payload.split(|byte| *byte == b' ').next());
         let mut answer = format!("{name} ").into_bytes();
         answer.extend_from_slice(payload);
-        // The client may have closed its socket.
+        // This fails if the client has closed its socket, which is fine.
         drop(socket.send_to(&answer, from).await);
     }
 }

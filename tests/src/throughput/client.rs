@@ -1,4 +1,4 @@
-//! The clients for the flood and echo server.
+//! The clients of the flood and echo server.
 
 use std::{
     io,
@@ -28,20 +28,20 @@ use crate::{
     load::{Latency, nanoseconds},
 };
 
-/// The time limit for opening a stream, and for an echo.
+/// The time limit for opening a stream, and for receiving an echo.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The time for which streams run before they are measured.
+/// The time for which streams run before the measurement begins.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
 const ECHO_LENGTH: usize = 64;
 
-/// A server's address and protocol.
+/// A server's address, and whether to use TLS.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The address to dial.
     pub to: SocketAddr,
-    /// The TLS client config and the address that the server's certificate must be valid for; `None` for
+    /// The TLS client config, and the address for which the server's certificate must be valid. `None` for
     /// plain TCP.
     pub tls: Option<(Arc<ClientConfig>, IpAddr)>,
 }
@@ -69,7 +69,7 @@ async fn open(target: &Target, mode: u8) -> io::Result<Pin<Box<dyn Stream>>> {
     Ok(stream)
 }
 
-/// Reads some bytes, and treats the end of the stream as an error.
+/// Reads some bytes. Returns an error if the stream has ended.
 async fn read_some(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> io::Result<u64> {
     match stream.read(buffer).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -123,7 +123,8 @@ pub fn flood(target: &Target, connections: u32, duration: Duration) -> Result<Fl
     })
 }
 
-/// Repeatedly sends 64 bytes and waits for the echo; returns the round-trip times.
+/// Repeatedly sends 64 bytes and waits until they are echoed. Returns the distribution of the round-trip
+/// times.
 pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
     run(async {
         let mut stream = time::timeout(TIMEOUT, open(target, ECHO)).await??;
@@ -138,14 +139,14 @@ pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
             time::timeout(TIMEOUT, stream.read_exact(&mut received_echo)).await??;
             times.push(nanoseconds(start.elapsed()));
         }
-        // The first echoes include the cost of opening the stream.
+        // Discard the first echoes, whose times include the cost of opening the stream.
         times.drain(..times.len().min(20));
         Ok(Latency::of(times))
     })
 }
 
-/// Opens connections in mode `STALL` and doesn't read from them; calls `on_open` once all are open, and never
-/// returns after that.
+/// Opens connections in mode `STALL` and never reads from them. Calls `on_open` once all are open, then
+/// waits forever.
 pub fn stall(
     target: &Target,
     connections: u32,

@@ -18,7 +18,8 @@ use crate::{
     server::{accept, listen},
 };
 
-/// Serves two ports until the process is killed. Creates the Unix socket `ready` once both are listening.
+/// Serves both ports until the process is killed. Creates the Unix socket `ready` once it is listening on
+/// both.
 pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -47,7 +48,8 @@ pub fn serve(plain: u16, secure: u16, tls: Arc<ServerConfig>, ready: &Path) -> R
     })
 }
 
-/// Disables Nagle's algorithm, and returns a handle to the socket for setting its buffer sizes.
+/// Disables Nagle's algorithm for a stream, and returns a handle to its socket with which the buffer sizes
+/// can be set.
 fn prepare(stream: &TcpStream) -> io::Result<Socket> {
     stream.set_nodelay(true)?;
     Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))

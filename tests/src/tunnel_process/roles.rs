@@ -44,13 +44,13 @@ fn read_settings_and_start<T: DeserializeOwned>(
     Ok((settings, runtime))
 }
 
-/// Returns the settings that the gateway and the agent share. Sockets have no mark, since setting one
+/// Returns the settings that gateways and agents have in common. Sockets get no mark, since setting one
 /// requires privileges.
 const fn common_settings(limits: SessionLimits) -> CommonSettings {
     CommonSettings { limits, mark: None }
 }
 
-/// Runs a gateway with an ingress until SIGTERM.
+/// Runs a gateway with an ingress until SIGTERM arrives.
 pub fn run_cloud(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = read_settings_and_start::<CloudSettings>(settings)?;
     runtime.block_on(Box::pin(serve_cloud(settings, record)))
@@ -69,7 +69,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let prefix = Prefix::new(Address::from_ip(address), length)
         .context("the steering prefix is not a valid range")?;
     let (_targets, targets) = watch::channel(Arc::new(to_model(&settings.targets)));
-    // The interface index of `lo`.
+    // The index of the interface `lo`.
     let (_inside, inside) = watch::channel(Arc::new(BTreeSet::from([1])));
     let ingress = Ingress::bind(
         ingress::IngressSettings {
@@ -117,7 +117,7 @@ fn to_model(targets: &[Target]) -> model::SteeringTargets {
     targets.iter().map(one).collect()
 }
 
-/// Runs an agent until SIGTERM.
+/// Runs an agent until SIGTERM arrives.
 pub fn run_agent(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = read_settings_and_start::<AgentSettings>(settings)?;
     runtime.block_on(Box::pin(serve_agent(settings, record)))
@@ -143,8 +143,8 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     .await
 }
 
-/// Runs `work` until SIGTERM and the subsequent drain. Meanwhile, sends the current state to each client of a
-/// Unix socket.
+/// Runs `work` until SIGTERM arrives and the subsequent drain has finished. Meanwhile, sends the current
+/// state to each client that connects to the Unix socket `record`.
 async fn run_and_publish<T: Serialize>(
     record: &Path,
     current_state: impl Fn() -> Result<T>,
@@ -161,7 +161,7 @@ async fn run_and_publish<T: Serialize>(
             _ = term.recv() => drop(drain.send_replace(true)),
             accepted = record.accept() => {
                 let (mut stream, _) = accepted?;
-                // The client may have disconnected.
+                // The client may already have disconnected.
                 drop(stream.write_all(&serde_json::to_vec(&current_state()?)?).await);
             }
         }

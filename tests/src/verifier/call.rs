@@ -1,4 +1,4 @@
-//! Loads programs with bpf(2) and returns the verifier's log, which aya discards after a successful load.
+//! Loads programs with bpf(2) and returns the verifier's log. aya discards that log after a successful load.
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 use std::{
@@ -17,13 +17,13 @@ const FUNC_INFO_SIZE: u32 = 8;
 /// A program to load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Program<'a> {
-    /// `BPF_PROG_TYPE_…`.
+    /// The program type, `BPF_PROG_TYPE_…`.
     pub(super) kind: u32,
-    /// The expected attach type, or 0 if the program type has only one.
+    /// The expected attach type, or 0 if programs of this type have only one.
     pub(super) hook: u32,
     /// The encoded instructions.
     pub(super) instructions: &'a [u64],
-    /// The BTF with the types of the program's functions.
+    /// The BTF that contains the types of the program's functions.
     pub(super) btf: BorrowedFd<'a>,
     /// A `struct bpf_func_info` for each function.
     pub(super) functions: &'a [u8],
@@ -49,11 +49,12 @@ struct Attr {
     record: u32,
     functions: u64,
     functions_count: u32,
-    /// Zero, so that the kernel ignores these fields.
+    /// These fields are zero, so the kernel ignores them.
     rest: [u32; 9],
 }
 
-/// Loads a program and requests a verifier log; returns the result and the first `log_size` bytes of the log.
+/// Loads a program with a verifier log. Returns the result, and the part of the log that fits into `log_size`
+/// bytes.
 pub(super) fn load(
     program: &Program<'_>,
     level: u32,
@@ -77,8 +78,8 @@ pub(super) fn load(
         functions_count: size(program.functions.len())? / FUNC_INFO_SIZE,
         ..Attr::default()
     };
-    // SAFETY: the attribute holds the actual lengths of the instructions, records and log; the licence is a C
-    // string; and all of them outlive the call.
+    // SAFETY: the attribute contains the actual lengths of the instructions, the function records and the
+    // log; the licence is a C string; and all of them outlive the call.
     let loaded = unsafe { call(BPF_PROG_LOAD, &attr) };
     let written = log.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok((loaded, String::from_utf8_lossy(written).into_owned()))
@@ -86,7 +87,7 @@ pub(super) fn load(
 
 /// Opens a BTF object by its ID.
 pub(super) fn open_btf(number: u32) -> io::Result<OwnedFd> {
-    // In `union bpf_attr`, the ID has the same offset as the program type for `BPF_PROG_LOAD`.
+    // The ID is in the same place in `union bpf_attr` as the program type for `BPF_PROG_LOAD`.
     let attr = Attr {
         kind: number,
         ..Attr::default()
@@ -99,8 +100,8 @@ pub(super) fn open_btf(number: u32) -> io::Result<OwnedFd> {
 ///
 /// # Safety
 ///
-/// The pointers in the attribute must be valid for the command, and the command must return a file
-/// descriptor.
+/// The pointers in the attribute must be valid for the command, and the command must return a new file
+/// descriptor on success.
 unsafe fn call(command: i64, attr: &Attr) -> io::Result<OwnedFd> {
     // SAFETY: the attribute outlives the call; the caller guarantees the rest.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<Attr>()) };

@@ -13,7 +13,7 @@ fn statistics_are_parsed_from_the_log_of_a_successful_load() {
         microseconds: 1234,
     };
     assert_eq!(VerifierStats::parse(LOG), Some(figures));
-    // The surrounding text does not matter.
+    // Text around the statistics is ignored.
     let warned = format!("func#0 @0\n{LOG}and more\n");
     assert_eq!(VerifierStats::parse(&warned), Some(figures));
 }
@@ -68,7 +68,7 @@ fn only_variants_that_the_kernel_can_load_are_measured() {
 
 #[test]
 fn an_instruction_is_encoded_as_the_compiler_writes_it() {
-    // `r1 = 0x12345678` and `*(u16 *)(r10 - 2) = r3`, as the compiler writes them.
+    // `r1 = 0x12345678` and `*(u16 *)(r10 - 2) = r3`, as encoded by the compiler.
     let bytes = [
         [0xb7, 1, 0, 0, 0x78, 0x56, 0x34, 0x12],
         [0x6b, 0x3a, 0xfe, 0xff, 0, 0, 0, 0],

@@ -83,7 +83,8 @@ fn a_hash_of_the_source_leads_a_client_to_one_backend_and_clients_to_several() -
                 chosen.extend(counts.into_keys().map(|name| ((family, name), number)));
             }
         }
-        // By chance, all twelve clients choose the same one of the four backends once in four million runs.
+        // All twelve clients choose the same one of the four backends by chance only once in four million
+        // runs.
         for family in 0..2 {
             let several = chosen.keys().filter(|(of, _)| *of == family).count();
             ensure!(several > 1, "{algorithm}: {chosen:?}");

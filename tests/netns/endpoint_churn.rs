@@ -32,7 +32,7 @@ use crate::{
     support::{DNS, DNS_TARGET, HTTP, HTTP_TARGET, each_family, until_backends},
 };
 
-/// The number of times the daemon is killed. It is scaled down on slow machines, but to no less than two.
+/// The number of times the daemon is killed. It is scaled down on slow machines, but is at least two.
 const KILLS: u32 = 5;
 
 /// The duration of the load around each kill: longer than a restart takes, even on slow machines.
@@ -41,8 +41,8 @@ const ROUND: Duration = Duration::from_millis(2500);
 /// The number of attempts per second over TCP, and also over UDP.
 const RATE: u32 = 500;
 
-/// The target rate of endpoint changes per second, which slow files or CPUs may reduce, and the minimum rate
-/// that must be reached.
+/// The target rate of endpoint changes per second, which a slow file system or CPU may reduce, and the
+/// minimum rate that must be reached.
 const CHANGES: u32 = 1000;
 const MIN_CHANGES: u32 = 200;
 

@@ -32,8 +32,8 @@ pub(crate) const EMPTY: Vip = Vip::of(12);
 /// The VIP of a Service with the same backend and port as [`WEB`].
 pub(crate) const TWIN: Vip = Vip::of(13);
 
-/// A shared node with a Service at each of these four VIPs, for tests that only dial the Services. Its server
-/// pods are `backend` and `other`.
+/// A shared node with a Service at each of the VIPs [`WEB`], [`TWIN`], [`OTHER`] and [`EMPTY`], for tests
+/// that only dial these Services. Its server pods are `backend` and `other`.
 pub(crate) static DIALLED: SharedFixture<Scene> = SharedFixture::new(|| {
     let scene = Scene::new(&["backend", "other"])?;
     let to = |name| scene.addresses(&[name]);
@@ -51,7 +51,7 @@ pub(crate) struct Scene {
     pub(crate) node: Node,
     pub(crate) client: Arc<Pod>,
     backends: Vec<Backend>,
-    /// The manifests that existed before a test, by file name. They must be the only ones left after it.
+    /// The manifests that existed before a test, by file name. The test must leave exactly these behind.
     manifests: BTreeMap<String, String>,
 }
 

@@ -21,7 +21,7 @@ const FIRST: Vip = Vip::of(10);
 const SECOND: Vip = Vip::of(11);
 const THIRD: Vip = Vip::of(12);
 
-/// Builds a single-stack Service with one frontend, whose backends are all server pods.
+/// Builds a single-stack Service with one frontend. All of the node's server pods are its backends.
 fn service(scene: &Scene, name: &str, vip: Vip, dialer: Dialer) -> Service {
     let frontend = dialer.address(vip, HTTP).ip();
     let same_family = scene

@@ -27,8 +27,8 @@ fn service(name: &str, vip: Vip, port: u16) -> Service {
         .spec(&format!("healthCheckNodePort: {port}"))
 }
 
-/// Waits until the health check port reports, over IPv4 and IPv6, that the Service has `local` local
-/// endpoints.
+/// Waits until the health check port reports, over IPv4 and IPv6, `local` as the number of the Service's
+/// local endpoints.
 fn until_reported(
     node: &Node,
     sandbox: &Sandbox,

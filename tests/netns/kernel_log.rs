@@ -7,8 +7,8 @@ use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
 use tunnel_common::table::{GUARD, PROGRAMS, REASON_COUNTS};
 use tunnel_tests::{
-    culvert_instance::InstanceSettings, node::Node, sandbox::connect_within, tunnel_testbed::TunnelTestbed,
-    wait,
+    culvert_instance::InstanceSettings, node::Node, sandbox::connect_within,
+    tunnel_testbed::TunnelTestbed, wait,
 };
 
 use crate::{
@@ -137,7 +137,7 @@ fn expect_connects_logged(dialer: Dialer, program: &str) -> Result<()> {
     ensure!(dialer.connect(&scene.client, EMPTY, HTTP).is_err());
     let empty = format!("destination={} ", dialer.address(EMPTY, HTTP).ip());
     until_logged(&scene.node, &["refused", &empty, "reason=no_backend"])?;
-    // Connections to other addresses are logged only at level `trace`.
+    // Connections to addresses that belong to no Service are logged only at level `trace`.
     ensure!(dialer.connect(&scene.client, UNUSED, HTTP).is_err());
     let status = scene.node.culvert(&["status"])?.stdout;
     ensure!(status.contains(&format!("{program}, debug")), "{status}");

@@ -156,8 +156,8 @@ fn counts_survive_the_replacement_of_maps() -> Result<()> {
     let mut held = (0..10).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     until(10)?;
 
-    // Four sizes: larger; smaller, for which the existing map of counts is kept; larger again, but below the
-    // first; and larger than all others.
+    // Grow the maps, shrink them (which keeps the existing map of counts), grow them to less than the first
+    // size, and finally grow them beyond all previous sizes.
     for size in [4096, 64, 128, 8192] {
         scene.resize([64, 64, size])?;
         if size == 128 {

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Returns the problems with the manifests that the daemon's status lists.
+/// Returns the problems with manifests, as listed in the daemon's status.
 fn problems(node: &Node) -> Vec<String> {
     let status = node.status().unwrap_or_default();
     let problems = status["source"]["problems"].as_array().cloned();

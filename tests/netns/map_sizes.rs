@@ -61,7 +61,7 @@ fn maps_grow_and_shrink_under_load_and_every_flow_keeps_its_backend() -> Result<
         expect_all_kept(&flows)
     })?;
 
-    // The programs read the new maps, since this later change takes effect.
+    // If this later change takes effect, the programs are reading the new maps.
     scene.apply_service(OTHER, "other", &["two"])?;
     wait::until(CHANGE_TIMEOUT, || {
         let moved = |flow: &Flows| flow.query(OTHER).is_ok_and(|server| server == "two");
@@ -114,7 +114,7 @@ fn expect_sizes_refused(scene: &Scene, wanted: [u32; 3], words: &[&str]) -> Resu
 fn sizes_that_are_too_small_for_the_entries_are_refused_and_logged() -> Result<()> {
     let scene = migration::start()?;
     let node = &scene.node;
-    // The Service `last` gets high indices, because `crowd` is programmed before it. Only `last` remains.
+    // The Service `last` gets high indices, because `crowd`, which is deleted later, is programmed before it.
     scene.resize([64, 256, 256])?;
     node.restart()?;
     node.apply(crowd(Vip::of(20), 150))?;

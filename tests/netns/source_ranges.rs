@@ -1,5 +1,5 @@
 //! Tests source ranges (`loadBalancerSourceRanges`), which restrict the clients that may use a load
-//! balancer's address, and tests by which address a client is identified.
+//! balancer's address. Also tests which of its addresses identifies a client.
 
 use std::net::IpAddr;
 

@@ -14,8 +14,8 @@ use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
-    feature::{self, Feature},
     culvert_instance::Instance,
+    feature::{self, Feature},
     manifest::{Protocol, Service},
     node_network::{HOST_V4, HOST_V6},
     pod::{Pod, Server},
@@ -367,7 +367,7 @@ pub(crate) fn errno<T>(result: io::Result<T>) -> Errno {
     Errno::from_raw(error.unwrap_or_default())
 }
 
-/// Waits for a receive on the socket to fail, as it does once the daemon has terminated the socket.
+/// Waits for data on the socket, which must fail because the daemon has terminated the socket.
 pub(crate) fn expect_ended(socket: &UdpSocket) -> Result<()> {
     let error = errno(socket.recv(&mut [0; 64]));
     ensure_eq("error", error, Errno::ECONNABORTED)?;

@@ -104,7 +104,7 @@ impl EdgeNode {
     }
 
     /// Starts a kubelet-like server on the edge node. Its certificate is valid for the addresses in the Node
-    /// object, and is issued by a CA of its own.
+    /// object, and is issued by a separate CA.
     pub fn serve_kubelet(&self, ports: &[u16]) -> Result<Server> {
         let files = self.kubelet_files();
         let authority = Authority::new("kubelets")?;

@@ -33,7 +33,7 @@ pub const FIRST_BYTES: &[u8] = b"first bytes of the upgraded stream";
 /// digest.
 const PATTERN: usize = 65_521;
 
-/// Returns the pattern that fills the bodies, repeatedly.
+/// Returns the pattern that is repeated to fill the bodies.
 #[must_use]
 pub fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -13,9 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use rustls::ClientConfig;
 
 use crate::{
+    culvert_instance::InstanceSettings,
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
     fake_kubelet::client::Client,
-    culvert_instance::InstanceSettings,
     node::Node,
     pki,
     pod::{Pod, Server, path_to_string},
@@ -42,7 +42,7 @@ pub struct TunnelTestbed {
 }
 
 impl TunnelTestbed {
-    /// Creates both nodes, including certificates and manifests, but does not start the daemon and the agent.
+    /// Creates both nodes, including certificates and manifests, but starts neither the daemon nor the agent.
     pub fn prepare(settings: InstanceSettings) -> Result<Self> {
         let settings = InstanceSettings {
             tunnel: true,

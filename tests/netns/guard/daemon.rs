@@ -4,8 +4,8 @@ use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
 use anyhow::{Result, ensure};
 use tunnel_tests::{
-    edge_node::{EDGE_V4, EdgeNode},
     culvert_instance::InstanceSettings,
+    edge_node::{EDGE_V4, EdgeNode},
     node::Node,
     wait,
 };

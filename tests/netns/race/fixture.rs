@@ -14,8 +14,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde::de::DeserializeOwned;
 use tunnel_common::table::MapSizes;
 use tunnel_tests::{
-    environment,
     culvert_instance::InstanceSettings,
+    environment,
     load::{Report, race},
     manifest::{Protocol, Service},
     node::Node,

@@ -13,8 +13,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     clock::Instant,
-    edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
     culvert_instance::{Instance, InstanceSettings},
+    edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6, EdgeNode},
     load_scale::LoadScale,
     manifest::{Manifest, NodeObject},
     sandbox::Sandbox,

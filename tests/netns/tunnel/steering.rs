@@ -1,4 +1,4 @@
-//! Tests that the right sockets are steered into the tunnel, and others are not.
+//! Tests which sockets are steered into the tunnel, and which are not.
 
 use std::{
     net::{TcpStream, UdpSocket},

@@ -87,7 +87,7 @@ pub(super) fn load(
 
 /// Opens a BTF object by its ID.
 pub(super) fn open_btf(number: u32) -> io::Result<OwnedFd> {
-    // The ID is in the same place in `union bpf_attr` as the program type for `BPF_PROG_LOAD`.
+    // In `union bpf_attr`, this command's ID has the same offset as the program type for `BPF_PROG_LOAD`.
     let attr = Attr {
         kind: number,
         ..Attr::default()

@@ -1,4 +1,4 @@
-//! The fixture for Culvert's specs: a Service with backends, and clients on each node.
+//! The fixture for Culvert's own e2e tests: a Service with backends, and clients on each node.
 
 use std::{
     io,
@@ -18,10 +18,10 @@ use tunnel_tests::{
 
 use crate::manifests::{self, NAMESPACE};
 
-/// The time limit for all nodes to apply a change to objects.
+/// The time limit for all nodes to apply a change to the API server's objects.
 pub(crate) const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The number of backends of the Service `web`.
+/// The number of backends that the Service `web` has.
 pub(crate) const BACKENDS: usize = 4;
 
 /// The port of every Service.
@@ -35,7 +35,7 @@ pub(crate) struct Client {
     pub(crate) sandbox: Sandbox,
 }
 
-/// A cluster that contains the objects that the specs use.
+/// A cluster that contains the objects that the tests use.
 #[derive(Debug)]
 pub(crate) struct Fixture<'a> {
     pub(crate) cluster: &'a Cluster,
@@ -83,7 +83,7 @@ impl<'a> Fixture<'a> {
         self.run_kubectl(&[&["exec", &client_pod(node), "--"], command].concat())
     }
 
-    /// Runs `kubectl` in the specs' namespace, and returns its output.
+    /// Runs `kubectl` in [`NAMESPACE`], and returns its output.
     pub(crate) fn run_kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.kubectl()
             .run(&[&["-n", NAMESPACE], arguments].concat())
@@ -102,7 +102,7 @@ impl<'a> Fixture<'a> {
     }
 
     /// Runs `action` while every client connects to each address `rate` times a second, for at most `limit`.
-    /// Fails if any connection fails. Returns a report for each client and address.
+    /// Returns a report for each client and address, or an error if any connection failed.
     pub(crate) fn under_load(
         &self,
         addresses: &[SocketAddr],
@@ -133,7 +133,7 @@ impl<'a> Fixture<'a> {
         Ok(reports.into_iter().map(|(_, report)| report).collect())
     }
 
-    /// Returns a Service's addresses, with the port.
+    /// Returns a Service's ClusterIPs, each combined with [`PORT`].
     pub(crate) fn addresses(&self, service: &str) -> Result<Vec<SocketAddr>> {
         self.cluster.service_addresses(NAMESPACE, service, PORT)
     }
@@ -147,7 +147,7 @@ impl Client {
         self.load(&Plan::new(to, rate, duration))
     }
 
-    /// Connects over TCP, with a time limit.
+    /// Connects over TCP within a time limit.
     pub(crate) fn connect(&self, to: SocketAddr, within: Duration) -> io::Result<()> {
         let socket = self.sandbox.socket(Domain::for_address(to), Type::STREAM)?;
         connect_within(&socket, to, within)
@@ -159,13 +159,13 @@ impl Client {
         tcp::run_with_path(plan, "/hostname", &sockets)
     }
 
-    /// Creates a UDP socket of the same family as an address.
+    /// Creates a UDP socket in the same address family as `to`.
     pub(crate) fn udp_socket(&self, to: SocketAddr) -> io::Result<UdpSocket> {
         let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         self.sandbox.udp(any)
     }
 
-    /// Requests the backend's name with a datagram.
+    /// Requests the backend's name over UDP.
     pub(crate) fn request_name_by_udp(&self, to: SocketAddr) -> Result<String> {
         let socket = self.udp_socket(to)?;
         socket.send_to(b"hostname", to)?;

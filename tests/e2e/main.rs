@@ -1,5 +1,5 @@
-//! `culvert-e2e`: starts a Kubernetes cluster on this machine, and runs Culvert's and Kubernetes' specs on
-//! it.
+//! `culvert-e2e`: starts a Kubernetes cluster on the local machine, and runs Culvert's and Kubernetes' e2e
+//! tests on it.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -25,7 +25,7 @@ use tunnel_tests::{clock::Instant, interrupt};
 
 use self::{result_table::ResultTable, upstream::SpecSet};
 
-/// The number of lines from each log that are printed after a failure.
+/// The number of lines to print from the end of each log after a failure.
 const TAIL_LINES: usize = 12;
 
 #[derive(Debug, Parser)]
@@ -34,25 +34,25 @@ const TAIL_LINES: usize = 12;
     version
 )]
 struct Cli {
-    /// The directory with the programs and images that `cargo xtask e2e` prepares.
+    /// The directory that contains the programs and images prepared by `cargo xtask e2e`.
     #[arg(long)]
     kit: PathBuf,
     /// The service proxy to test.
     #[arg(long, value_enum)]
     proxy: ProxyName,
-    /// The directory with the manifests that deploy Culvert.
+    /// The directory that contains the manifests for deploying Culvert.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     manifests: Option<PathBuf>,
-    /// The archive of Culvert's image.
+    /// The archive that contains Culvert's image.
     #[arg(long, required_if_eq("proxy", "culvert"))]
     image: Option<PathBuf>,
-    /// Run Culvert's own specs, and only a few of Kubernetes' specs.
+    /// Run Culvert's own tests, and only a few of Kubernetes' e2e tests.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
-    /// Run Kubernetes' Service specs that are not part of the conformance suite, on three nodes.
+    /// Run, on three nodes, Kubernetes' e2e tests for Services, except those in the conformance suite.
     #[arg(long, conflicts_with = "fast")]
     wider: bool,
-    /// Run only the specs, both Culvert's and Kubernetes', whose names match this regular expression.
+    /// Run only the tests, both Culvert's and Kubernetes', whose names match this regular expression.
     #[arg(long)]
     focus: Option<String>,
     /// Keep the cluster until Enter is pressed.
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts a cluster and runs the specs; returns true if none failed.
+/// Starts a cluster and runs the tests; returns true if none failed.
 fn run(cli: &Cli) -> Result<bool> {
     interrupt::remove_labs_on_signal()?;
     let focus = cli.focus.as_deref().map(Regex::new).transpose()?;

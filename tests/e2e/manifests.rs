@@ -1,6 +1,6 @@
-//! Builds the manifests for the objects that Culvert's specs use.
+//! Builds the manifests for the objects that Culvert's own e2e tests use.
 
-/// The namespace that contains all objects.
+/// The namespace that contains all of the tests' objects.
 pub(crate) const NAMESPACE: &str = "specs";
 
 /// The image that all pods run.
@@ -11,7 +11,7 @@ pub(crate) fn namespace() -> String {
     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n")
 }
 
-/// Returns a pod that runs on a given node, in which specs open sockets and run commands.
+/// Returns a pod that runs on the given node. Tests open sockets and run commands in it.
 pub(crate) fn client(name: &str, node: &str) -> String {
     format!(
         "apiVersion: v1
@@ -57,7 +57,7 @@ spec:
     )
 }
 
-/// Returns a dual-stack Service that has port 80 for each of the protocols.
+/// Returns a dual-stack Service that exposes port 80 for each of the protocols.
 pub(crate) fn service(name: &str, protocols: &[&str]) -> String {
     let ports = protocols.iter().map(|protocol| {
         let port = protocol.to_lowercase();

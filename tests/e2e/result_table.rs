@@ -1,10 +1,10 @@
-//! Collects the specs' results, and prints them as a table.
+//! Collects the tests' results, and prints them as a table.
 
 use std::fmt;
 
 use tunnel_cluster::ginkgo::{SpecResult, Verdict};
 
-/// The results of all specs.
+/// The results of all tests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResultTable {
     rows: Vec<SpecResult>,
@@ -15,12 +15,12 @@ impl ResultTable {
         self.rows.push(row);
     }
 
-    /// Returns the number of failed specs.
+    /// Returns the number of failed tests.
     pub(crate) fn failed(&self) -> usize {
         self.count(Verdict::Failed)
     }
 
-    /// Returns the number of specs that ran.
+    /// Returns the number of tests that ran.
     pub(crate) fn ran(&self) -> usize {
         self.failed() + self.count(Verdict::Passed) + self.count(Verdict::KnownFailure)
     }

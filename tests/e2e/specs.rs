@@ -1,4 +1,5 @@
-//! Culvert's own specs. Each one is a function, listed with a sentence that states the expected behaviour.
+//! Culvert's own e2e tests. Each test is a function; [`ALL`] lists it with a sentence that states the
+//! expected behaviour.
 
 mod api_server_outage;
 mod attachment;
@@ -19,7 +20,7 @@ use tunnel_tests::clock::Instant;
 
 use crate::fixture::Fixture;
 
-/// A spec's requirement for the cluster.
+/// The kind of cluster that a test requires.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Requirement {
     /// Any service proxy.
@@ -30,7 +31,7 @@ enum Requirement {
     Tunnel,
 }
 
-/// One of Culvert's own specs.
+/// One of Culvert's own e2e tests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
@@ -38,7 +39,7 @@ pub(crate) struct Spec {
     body: fn(&Fixture<'_>) -> Result<()>,
 }
 
-/// All specs, in the order in which they run.
+/// All tests, in the order in which they run.
 pub(crate) const ALL: [Spec; 13] = [
     spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
@@ -119,7 +120,7 @@ const fn spec(
     }
 }
 
-/// Runs a spec, and prints and returns its result.
+/// Runs a test; prints and returns its result.
 pub(crate) fn run(spec: &Spec, fixture: &Fixture<'_>) -> Result<SpecResult> {
     let start = Instant::now();
     let has_culvert = matches!(fixture.cluster.proxy, Proxy::Culvert(_));

@@ -1,4 +1,4 @@
-//! Selects and runs Kubernetes' specs, and compares their results with the known failures.
+//! Selects and runs Kubernetes' e2e tests, and compares their results with the known failures.
 
 mod known_failures;
 
@@ -13,10 +13,10 @@ use tunnel_cluster::{
 
 use self::known_failures::{KNOWN_FAILURES, NODE_PORTS, NODE_PORTS_OR_LOCAL};
 
-/// The prefix that the names of all network specs have.
+/// The prefix that the names of all network tests have.
 const NETWORK_PREFIX: &str = "[sig-network] ";
 
-/// Fast specs that need only ClusterIPs and DNS.
+/// Fast tests that need only ClusterIPs and DNS.
 const FEW: [&str; 6] = [
     "API Server should provide secure master service",
     "DNS should provide DNS for services ",
@@ -26,7 +26,7 @@ const FEW: [&str; 6] = [
     "Services should serve multiport endpoints from pods",
 ];
 
-/// Substrings in the names of specs about Services.
+/// Substrings that select tests about Services by name.
 const WIDER: [&str; 12] = [
     "Services",
     "Traffic Distribution",
@@ -42,8 +42,8 @@ const WIDER: [&str; 12] = [
     "EndpointSliceMirr",
 ];
 
-/// Substrings in the names of specs that need several machines or a cloud, or that would disturb this
-/// machine.
+/// Substrings that exclude tests by name: those that need several machines or a cloud, or that would disturb
+/// the local machine.
 const EXCLUDED: [&str; 9] = [
     "Disruptive",
     "Feature:LoadBalancer",
@@ -56,9 +56,9 @@ const EXCLUDED: [&str; 9] = [
     "sctp",
 ];
 
-/// Checks a spec's result against the list of known failures. If a listed spec fails, that becomes a known
-/// failure; if the missing feature is node ports, captured packets must confirm it. If a listed spec passes,
-/// that counts as a failure, so that the list stays correct, unless the spec may pass by chance.
+/// Checks a test's result against the list of known failures. If a listed test fails, the result becomes a
+/// known failure; if the missing feature is node ports, captured packets must confirm the cause. If a listed
+/// test passes, that counts as a failure, so that the list stays correct, unless the test may pass by chance.
 pub(crate) fn apply_known_failures(
     mut result: SpecResult,
     is_culvert: bool,
@@ -91,14 +91,15 @@ pub(crate) fn apply_known_failures(
     result
 }
 
-/// The features that count as missing only if captured packets confirm it.
+/// The features for which captured packets must confirm that they are the cause of a failure.
 const CONFIRMED_BY_CAPTURE: [&str; 2] = [NODE_PORTS, NODE_PORTS_OR_LOCAL];
 
-/// The source port that Kubernetes' conntrack specs use. These specs do not log the node port.
+/// The source port that Kubernetes' conntrack tests use. These tests do not log the node port.
 const CONNTRACK_SOURCE_PORT: u16 = 12_345;
 
-/// Returns the node ports that the spec's log mentions and that never answered, with their packet counts. For
-/// a conntrack spec, also returns the unanswered node ports that got packets only from its source port.
+/// Returns the node ports that the test's log mentions and that never answered, with their packet counts. For
+/// a conntrack test, also returns the node ports that never answered and that received packets only from
+/// [`CONNTRACK_SOURCE_PORT`].
 fn unanswered_ports(result: &SpecResult, counts: &CountsByNodePort) -> Vec<String> {
     let log = &result.log;
     let is_conntrack = result.name.contains("Conntrack");
@@ -123,7 +124,7 @@ fn unanswered_ports(result: &SpecResult, counts: &CountsByNodePort) -> Vec<Strin
         .collect()
 }
 
-/// Returns the feature that a spec needs and Culvert lacks, if the spec is a known failure.
+/// Returns the feature that a test needs and Culvert lacks, if the test is a known failure.
 fn missing_feature(name: &str) -> Option<&'static str> {
     let name = name.strip_prefix(NETWORK_PREFIX)?;
     let mut known = KNOWN_FAILURES.iter();
@@ -131,16 +132,16 @@ fn missing_feature(name: &str) -> Option<&'static str> {
     Some(feature)
 }
 
-/// A set of Kubernetes' specs.
+/// A set of Kubernetes' e2e tests.
 #[derive(Clone, Debug)]
 pub(crate) enum SpecSet {
-    /// A few fast specs.
+    /// A few fast tests.
     Few,
-    /// The network specs whose names match a regular expression.
+    /// The network tests whose names match a regular expression.
     Matching(String),
-    /// The network specs in the conformance suite.
+    /// The network tests in the conformance suite.
     Conformance,
-    /// The network specs about Services that are not in the conformance suite.
+    /// The network tests about Services, except those in the conformance suite.
     Wider,
 }
 
@@ -165,7 +166,7 @@ impl SpecSet {
         }
     }
 
-    /// Returns the number of specs in the set, if it is known, so that missing specs are noticed.
+    /// Returns the number of tests in the set, if it is known, so that missing tests are noticed.
     const fn count(&self) -> Option<usize> {
         match self {
             Self::Few => Some(FEW.len()),
@@ -175,13 +176,13 @@ impl SpecSet {
         }
     }
 
-    /// Returns true if Culvert's own specs run along with this set. `Wider` leaves them to other runs.
+    /// Returns true if Culvert's own tests run along with this set. `Wider` leaves them to other runs.
     pub(crate) const fn includes_culvert_specs(&self) -> bool {
         !matches!(self, Self::Wider)
     }
 }
 
-/// Runs a set of specs. Returns the results, sorted by name, and the counts of packets that nodes sent to
+/// Runs a set of tests. Returns the results, sorted by name, and the counts of the packets that nodes sent to
 /// each other's node ports.
 pub(crate) fn run(cluster: &Cluster, set: &SpecSet) -> Result<(Vec<SpecResult>, CountsByNodePort)> {
     let capture = cluster.capture_packets()?;
@@ -212,8 +213,8 @@ mod tests {
         }
     }
 
-    /// Returns the packet counts for node ports, each given as its address and its numbers of requests and
-    /// answers.
+    /// Builds packet counts from a list of node ports, each given as its address, its number of requests and
+    /// its number of answers.
     fn counts(ports: &[(&str, u64, u64)]) -> CountsByNodePort {
         let entry = |&(at, requests, answered): &(&str, u64, u64)| {
             let counts = PacketCounts {

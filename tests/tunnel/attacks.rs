@@ -1,4 +1,4 @@
-//! Tests of hostile and broken peers that connect to the gateway while an agent is working.
+//! Tests in which hostile or broken peers connect to the gateway while clients use an agent's streams.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times, which it also limits"
@@ -59,7 +59,8 @@ fn a_thousand_handshakes_that_never_end_do_not_keep_agents_out() -> Result<()> {
         counts().is_some_and(|[full, late]| full + late == all)
     })
     .with_context(|| format!("[dropped, timed out] {:?} of {all} handshakes", counts()))?;
-    // Only handshakes within the limit can time out. The gateway drops all others in favour of newer ones.
+    // Only as many handshakes as the gateway's limit allows can time out. The gateway drops all others in
+    // favour of newer ones.
     let [full, late] = counts().context("the gateway has no counts")?;
     let rounds = start_of_handshakes.elapsed().as_secs() / HANDSHAKE_TIMEOUT.as_secs() + 1;
     ensure!(
@@ -93,7 +94,7 @@ fn garbage_ends_its_own_connection_only() -> Result<()> {
     }
     tunnel.until_counted("handshake_failed", 4)?;
 
-    // A peer that closes its connection without sending a single byte.
+    // This peer closes its connection without sending a single byte.
     dial(tunnel.gateway())?.shutdown(Shutdown::Write)?;
     tunnel.until_counted("handshake_failed", 5)?;
     echo(&mut live, b"still there")?;

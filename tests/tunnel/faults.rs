@@ -1,4 +1,4 @@
-//! Tests of faults in the gateway and in agents, and of the recovery from them.
+//! Tests that the tunnel withstands and recovers from faults in the gateway and in agents.
 #![expect(
     clippy::print_stdout,
     reason = "prints the times and sizes, which it also limits"
@@ -18,8 +18,7 @@ use crate::{
     targets::{Behaviour, Server, address_without_listener},
 };
 
-/// The number of failed dials before memory is measured for the first time, and between the first and the
-/// second measurement.
+/// The numbers of failed dials before the first measurement of memory, and between the first and the second.
 const DIALS: [u32; 2] = [1000, 5000];
 
 /// The maximum growth of a process's memory during the failed dials, in bytes. It is less than a kilobyte per
@@ -67,14 +66,14 @@ fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<
     );
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
     let mut settings = TunnelSettings::nodes(nodes);
-    // Long enough to finish the echoes through the other agent first, even on a busy machine.
+    // This timeout leaves enough time to finish the echoes through the other agent, even on a busy machine.
     for limits in [&mut settings.gateway_limits, &mut settings.agent_limits] {
         limits.ping_timeout = Duration::from_secs(5);
     }
     let mut tunnel = settings.start()?;
     let mut old = tunnel.connect(server.at())?;
     echo(&mut old, b"hello")?;
-    // Two connections, so that there is one stream on each of the other agent's sessions.
+    // There are two connections, so that each of the other agent's sessions has one stream.
     let mut live = [tunnel.connect(other.at())?, tunnel.connect(other.at())?];
 
     tunnel.agent("a")?.signal(Signal::SIGSTOP)?;
@@ -127,7 +126,7 @@ fn clients_of_a_killed_agent_get_a_reset_at_once() -> Result<()> {
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Makes this many dials that fail, spread over several threads.
+/// Makes `count` dials that must all be refused, spread over several threads.
 fn make_failing_dials(tunnel: &Tunnel, target: SocketAddr, count: u32) -> Result<()> {
     const THREADS: usize = 8;
     let address = tunnel.steering_address_of(target)?;

@@ -58,7 +58,7 @@ const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 
 pub(crate) struct TunnelSettings {
     /// The nodes, each with the targets that clients may dial on it.
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
-    /// The allow-list for every agent. If it is absent, each agent allows the targets on its own node.
+    /// The allow-list for every agent. If it is `None`, each agent allows the targets on its own node.
     pub(crate) allow: Option<Vec<SocketAddr>>,
     /// The limits for sessions on the gateway.
     pub(crate) gateway_limits: SessionLimits,
@@ -67,7 +67,7 @@ pub(crate) struct TunnelSettings {
 }
 
 impl TunnelSettings {
-    /// Returns settings with a single node, named `a`, that has these targets.
+    /// Returns settings with a single node, named `a`, that has the given targets.
     pub(crate) fn of(targets: &[SocketAddr]) -> Self {
         Self::nodes(vec![("a", targets.to_vec())])
     }
@@ -171,7 +171,7 @@ impl Tunnel {
         self.until_connected(node)
     }
 
-    /// Starts an agent that has this certificate and allows this node's targets.
+    /// Starts an agent with the given certificate and an allow-list for the given node.
     pub(crate) fn launch_agent(&mut self, node: &str, pair: &CertifiedKey) -> Result<()> {
         let stem = format!("agent-{node}");
         let files = self.files(&stem);
@@ -272,7 +272,7 @@ impl Tunnel {
         Ok(self.record()?.count(reason))
     }
 
-    /// Waits until a node's agent has counted a reason at least once.
+    /// Waits until the counter for a reason is greater than 0 in a node's agent.
     pub(crate) fn until_agent_counted(&mut self, node: &str, reason: &str) -> Result<()> {
         let agent = self.agent(node)?;
         let counts = || {
@@ -284,7 +284,7 @@ impl Tunnel {
         wait::until(ANSWER, counted).with_context(|| format!("{reason}: {:?}", counts()))
     }
 
-    /// Waits until a reason has been counted exactly this many times.
+    /// Waits until the cloud end's counter for a reason has exactly the given value.
     pub(crate) fn until_counted(&self, reason: &str, count: u64) -> Result<()> {
         let counted = || self.count(reason).is_ok_and(|now| now == count);
         wait::until(ANSWER, counted).with_context(|| {
@@ -296,7 +296,7 @@ impl Tunnel {
         })
     }
 
-    /// Returns the steering address with this index, together with the ingress port.
+    /// Returns the steering address with the given index, combined with the ingress port.
     pub(crate) fn steering_address(&self, index: u32) -> Result<SocketAddr> {
         let (address, length) = PREFIX;
         let prefix = Prefix::new(Address::from_ip(address), length)

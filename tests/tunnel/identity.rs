@@ -1,5 +1,5 @@
-//! Tests that the gateway takes an agent's node from the agent's certificate, and that a node's streams reach
-//! only the node's own agent.
+//! Tests that the gateway determines an agent's node from the agent's certificate, and that streams to a node
+//! reach only that node's agent.
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{pki::Validity, wait};

@@ -1,4 +1,4 @@
-//! Tests that a refused client gets a reset, and that counters and logs show the same reason for it.
+//! Tests that a refused client gets a reset, and that the counters and the logs give the same reason for it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -102,7 +102,7 @@ fn expect_four_streams_per_session(settings: TunnelSettings, server: &Server) ->
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }
 
-/// Returns the gateway's limits, or the agents', so that a test can change them.
+/// A function that returns either the gateway's or the agents' limits, so that a test can change them.
 type SelectLimits = fn(&mut TunnelSettings) -> &mut SessionLimits;
 
 #[test]

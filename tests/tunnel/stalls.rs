@@ -19,7 +19,7 @@ use crate::{
 /// The number of readers that are stalled at the same time.
 const STALLED: usize = 200;
 
-/// Opens streams on which the target sends data without end, and reads nothing from them.
+/// Opens streams to a target that sends data endlessly, and reads nothing from them.
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
         let mut reader = tunnel.connect(flood.at())?;

@@ -28,7 +28,7 @@ pub(crate) const SMALL_BUFFER: usize = 64 * 1024;
 pub(crate) enum Behaviour {
     /// Sends received bytes back until EOF.
     Echo,
-    /// Sends data without end.
+    /// Sends data endlessly.
     Flood,
     /// Reads nothing and sends nothing.
     Silence,

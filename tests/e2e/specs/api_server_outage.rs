@@ -1,5 +1,5 @@
-//! Checks an API server outage during which the daemons are killed: the restarted daemons serve the last
-//! known objects, and report that these are stale.
+//! Checks that daemons killed during an API server outage serve the last known objects after they restart,
+//! and report that these objects are stale.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ fn is_ok(node: &Node, path: &str) -> bool {
         .is_ok_and(|response| response.status == 200)
 }
 
-/// Returns true if a node's daemon has saved the API server's objects.
+/// Returns true if a node's daemon has saved the API server's objects to its state directory.
 fn has_saved_objects(node: &Node) -> bool {
     node.state_directory().join("objects").exists()
 }

@@ -1,4 +1,4 @@
-//! Checks which cgroups the kernel programs are attached to.
+//! Checks which cgroups Culvert's BPF programs are attached to.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::fixture::Fixture;
 
-/// Expects each node's programs to be attached to the node's own cgroup, and not to a parent, where they
-/// would also handle sockets of other nodes and of the machine.
+/// Expects each node's BPF programs to be attached to the node's own cgroup, and not to a parent, where they
+/// would also handle the sockets of other nodes and of the local machine's own processes.
 pub(super) fn uses_own_cgroup(fixture: &Fixture<'_>) -> Result<()> {
     for node in &fixture.cluster.nodes {
         let response = node.get_from_daemon("/status")?;

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::fixture::Fixture;
 
-/// The prefix that the user names of Culvert's service accounts have.
+/// The prefix that all of Culvert's service accounts have in their user names.
 const USER_PREFIX: &str = "system:serviceaccount:kube-system:culvert-";
 
 /// Returns all requests that Culvert's service accounts have made since the cluster started, each with the

@@ -16,9 +16,9 @@ use crate::{
 
 /// The time limit for an agent to reconnect, and for output to arrive.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// The local port that `kubectl port-forward` listens on, on the cloud node.
+/// The port on the cloud node on which `kubectl port-forward` listens.
 const FORWARDED_PORT: u16 = 18_080;
-/// Text in the request, which `netexec` logs when it handles the request.
+/// A text in the request that `netexec` also logs when it handles the request.
 const LOGGED_TEXT: &str = "hello-edge";
 
 pub(super) fn exec(fixture: &Fixture<'_>) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::{
     manifests::NAMESPACE,
 };
 
-/// The fixture's Service.
+/// The name of the fixture's Service.
 const NAME: &str = "web";
 const ANNOTATION: &str = "culvert.dev/algorithm";
 
@@ -46,7 +46,7 @@ fn check_event(fixture: &Fixture<'_>) -> Result<()> {
     fixture.wait_until_served(NAME).map(drop)
 }
 
-/// Returns the addresses of the nodes that have tried to create an Event in the specs' namespace.
+/// Returns the addresses of the nodes that have tried to create an Event in [`NAMESPACE`].
 fn reporting_nodes(fixture: &Fixture<'_>) -> BTreeSet<String> {
     let requests = audit_log::requests(fixture).unwrap_or_default();
     requests

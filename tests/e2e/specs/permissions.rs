@@ -10,7 +10,7 @@ use crate::fixture::Fixture;
 
 const NAMESPACE: &str = "kube-system";
 
-/// The roles of each service account.
+/// The roles that are bound to each service account.
 const ROLES: [(&str, &[&str]); 2] = [
     ("node", &["clusterrole/culvert-node"]),
     ("cloud", &["clusterrole/culvert-node", "role/culvert-cloud"]),
@@ -19,7 +19,7 @@ const ROLES: [(&str, &[&str]); 2] = [
 /// A permission: the account, API group, resource and verb.
 type Permission = (String, String, String, String);
 
-/// Expects every account to use all of its permissions, and to request nothing else. This spec runs last,
+/// Expects every account to use all of its permissions, and to request nothing else. This test runs last,
 /// since it checks all requests made since the cluster started.
 pub(super) fn are_all_used(fixture: &Fixture<'_>) -> Result<()> {
     let granted = granted_permissions(fixture)?;
@@ -76,7 +76,7 @@ fn permissions(account: &str, rule: &Value) -> Vec<Permission> {
     permissions
 }
 
-/// Returns the permissions that granted requests used, and those that refused requests would have needed.
+/// Returns the permissions that allowed requests used, and those that refused requests would have needed.
 fn requested_permissions(
     fixture: &Fixture<'_>,
 ) -> Result<(BTreeSet<Permission>, BTreeSet<Permission>)> {

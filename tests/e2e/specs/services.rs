@@ -11,7 +11,7 @@ use crate::{
     manifests::{self, NAMESPACE},
 };
 
-/// The number of requests. With random selection, this is enough to reach each of four backends.
+/// The number of requests to send. With random selection, this is enough to reach each of four backends.
 const REQUESTS: u32 = 80;
 /// The time limit for a connect that should be refused. The kernel ignores the ICMP error for the first SYN
 /// if the sender still holds the socket lock. In that case, the connect fails only after the error for the

@@ -1,15 +1,15 @@
-//! Lists those of Kubernetes' specs that fail because Culvert does not support a feature yet.
+//! Lists those of Kubernetes' e2e tests that fail because Culvert does not support a feature yet.
 
-/// A feature: node ports, for clients on other nodes or outside the cluster.
+/// A missing feature: access to a node's node ports for clients on other nodes or outside the cluster.
 pub(super) const NODE_PORTS: &str = "node ports of other nodes";
 
-/// The same feature as [`NODE_PORTS`], for specs that pass if their client happens to run on the dialled
-/// node.
+/// The same feature as [`NODE_PORTS`], for tests that pass if their client happens to run on the node that it
+/// dials.
 pub(super) const NODE_PORTS_OR_LOCAL: &str =
     "node ports of other nodes, where the client is on another";
 
-/// The missing features, each with the names of the specs that need it. The names are complete, except that
-/// they lack the prefix `[sig-network] ` and the labels.
+/// The missing features, each with the names of the tests that need it. The names are complete except for the
+/// prefix `[sig-network] ` and the labels.
 pub(super) const KNOWN_FAILURES: [(&str, &[&str]); 3] = [
     (
         NODE_PORTS,

@@ -1,5 +1,5 @@
-//! Parses every seed once, so that regressions of bugs found by fuzzing are noticed even if nobody runs the
-//! fuzzer.
+//! Runs the fuzzed parsers on every seed, so that a bug found by fuzzing is noticed if it comes back, even if
+//! nobody runs the fuzzer.
 #![expect(
     clippy::tests_outside_test_module,
     reason = "the file has only tests and their helper"
@@ -10,8 +10,8 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_userspace::fuzz;
 
-/// Passes each of a target's seeds to its parser, once in full and once without the last byte. Fails if the
-/// parser returns false, or if there is at most one seed.
+/// Passes each seed of a fuzz target to `parse`, once in full and once without the last byte. Returns an
+/// error if `parse` returns false, or if there are fewer than two seeds.
 fn check_seeds(target: &str, parse: impl Fn(&[u8]) -> bool) -> Result<()> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")

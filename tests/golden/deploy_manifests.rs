@@ -19,7 +19,7 @@ use tunnel_userspace::{cli::Cli, config::Config, tunnel::agent};
 /// The name of the image that `cargo xtask package` builds.
 const IMAGE: &str = concat!("culvert.invalid/culvert:", env!("CARGO_PKG_VERSION"));
 
-/// Returns the files with this extension in a directory and its subdirectories.
+/// Returns the files with the given extension in a directory and its subdirectories.
 pub(crate) fn files(directory: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -136,7 +136,7 @@ fn every_config_is_valid_for_culvert() -> Result<()> {
     Ok(())
 }
 
-/// Returns the specs of the Pods, and of the pod templates in DaemonSets. Patches are left out.
+/// Returns the pod specs of all Pods and DaemonSets in `deploy`. Patches are left out.
 fn pods() -> Result<Vec<PodSpec>> {
     let mut pods = Vec::new();
     for (_, value) in objects()? {

@@ -1,5 +1,5 @@
-//! Golden tests, which run without a kernel. Each case is a directory that contains Kubernetes objects and
-//! the expected map entries.
+//! Golden tests, which load nothing into the kernel. Each case is a directory that contains Kubernetes
+//! objects and the expected map entries.
 //!
 //! The objects are read and programmed as on a node, but into maps in memory. The result is a sorted list of
 //! lines, with names instead of indices: map entries, refused objects, and responses from health check ports.
@@ -65,7 +65,7 @@ impl GracePeriod for NoGrace {
     }
 }
 
-/// Programs an update into new maps, as on a node with these addresses.
+/// Applies an update to new maps in memory, as on a node with the given addresses.
 fn programmed(
     settings: PlanSettings,
     addresses: &[IpAddr],
@@ -189,8 +189,9 @@ fn entries(maps: &Memory, owner_names: &BTreeMap<String, String>) -> Vec<String>
     lines
 }
 
-/// Formats a frontend's policies: the kinds of traffic that use its local set, with `(lead nowhere)` if that
-/// set is empty but other nodes have endpoints; its session affinity; and the exclusion of sockets.
+/// Formats a frontend's policies: for which kinds of traffic only local endpoints are used (with `(lead
+/// nowhere)` if there are none, but other nodes have endpoints), the timeout for session affinity, and
+/// whether the frontend does not apply to sockets.
 fn policies(frontend: &Frontend) -> String {
     let mut words = String::new();
     for (traffic, flag, kind) in [
@@ -265,7 +266,8 @@ mod tests {
         }
     }
 
-    /// Generates a test for each case, and a test that every directory in `golden/cases` is listed.
+    /// Generates a test for each case, and a test that checks that every directory in `golden/cases` is
+    /// listed.
     macro_rules! cases {
         ($($name:ident),+ $(,)?) => {
             $(#[test]
@@ -305,7 +307,7 @@ mod tests {
             text.contains(&format!("fn {name}(")) || root.join("golden/cases").join(name).is_dir()
         };
 
-        // The names of tests are between backticks.
+        // The page encloses the names of tests in backticks.
         let named = tested.split('`').skip(1).step_by(2);
         let named: Vec<_> = named.filter(is_test).collect();
 

@@ -115,7 +115,7 @@ fn name_ports(slice: &mut EndpointSlice) {
     }
 }
 
-/// Returns a frontend's key, or `None` for SCTP, which is not translated at sockets.
+/// Returns a frontend's key, or `None` for SCTP, which Culvert does not translate at sockets.
 fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontendKey> {
     let protocol = match protocol {
         Protocol::Tcp => addr::Protocol::TCP,
@@ -129,7 +129,7 @@ fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontendKey> {
     ))
 }
 
-/// Programs a cluster as on a node, and returns the maps and the health checks.
+/// Programs a cluster's objects into maps in memory, as on a node. Returns the maps and the health checks.
 fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChecks>)> {
     let settings = PlanSettings {
         node_name: here.node.clone(),
@@ -150,7 +150,7 @@ fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChe
     Ok((reconciler.maps().clone(), checks))
 }
 
-/// Returns the responses from Culvert's health check ports, by port.
+/// Returns the responses from Culvert's health check ports, keyed by port.
 fn health_checks(checks: &HealthChecks) -> BTreeMap<u16, HealthCheck> {
     let family = |(family, count): (&Family, &usize)| match family {
         Family::V4 => (reference::address::Family::Ipv4, *count),
@@ -185,7 +185,7 @@ fn node_ports(wanted: Option<&[reference::NodePortEntry]>) -> Vec<NodePortAddres
     }
 }
 
-/// Builds an update with all objects in a cluster, as if they were read from the API server.
+/// Builds an update that contains all objects in a cluster, as if they had been read from the API server.
 fn update(cluster: &Cluster) -> Result<ClusterUpdate> {
     let mut update = ClusterUpdate {
         synced: true,
@@ -230,8 +230,8 @@ fn receive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// Implements `Maps` for the maps in memory. The random number and the round-robin counter are both the
-/// number of the slot to try.
+/// Implements `Maps` for the maps in memory. Both the random number and the round-robin counter are always
+/// the number of the slot to try.
 struct MapsInMemory<'a> {
     maps: &'a Memory,
     slot: Cell<u32>,
@@ -317,7 +317,8 @@ impl ClientContext for ClientOfConnection<'_> {
     }
 }
 
-/// Decides on a new connection as the kernel programs do, once for each slot in the backend set.
+/// Returns the verdict on a new connection. It is reached as in Culvert's BPF programs, once for each slot in
+/// the backend set, to find all the backends that they may choose.
 fn verdict(
     maps: &Memory,
     key: &FrontendKey,

@@ -18,7 +18,7 @@ pub(super) struct Destination {
     pub(super) port: u16,
 }
 
-/// Returns all addresses and ports in one family at which a Service port is served.
+/// Returns all addresses and ports in one address family at which a Service port is served.
 pub(super) fn destinations(
     cluster: &Cluster,
     here: &LocalNode,
@@ -120,8 +120,8 @@ fn node_port_ips(cluster: &Cluster, here: &LocalNode, family: Family) -> BTreeSe
     of_family(selected, family)
 }
 
-/// Returns the ranges that `nodePortAddresses` selects in a family. If the setting is absent, it means
-/// `[primary, localhost]`; if it is empty, it means `[all]`.
+/// Returns the ranges that `nodePortAddresses` selects in an address family. If the setting is absent, it
+/// means `[primary, localhost]`; if it is empty, it means `[all]`.
 fn node_port_ranges(cluster: &Cluster, here: &LocalNode, family: Family) -> Vec<Cidr> {
     let entries = match here.node_port_addresses.as_deref() {
         None => &[NodePortEntry::Primary, NodePortEntry::Localhost],

@@ -24,10 +24,10 @@ pub(super) struct Endpoint {
     zones: BTreeSet<String>,
 }
 
-/// The endpoints of one Service port in one family.
+/// The endpoints of one Service port in one address family.
 pub(super) type Endpoints = BTreeMap<SocketAddr, Endpoint>;
 
-/// Returns all endpoints of a Service port, including unusable ones.
+/// Returns all endpoints of a Service port, including those that can't be used.
 pub(super) fn endpoints(
     cluster: &Cluster,
     here: &LocalNode,
@@ -132,8 +132,8 @@ pub(super) fn local_set(endpoints: &Endpoints) -> EndpointSet {
     addresses(&ready)
 }
 
-/// Returns the ready endpoints that are hinted for this node or its zone, or all of them if the hints select
-/// none (contract §4.3).
+/// Returns the ready endpoints whose hints name this node or its zone, or all ready endpoints if the hints
+/// select none (contract §4.3).
 fn select_by_hints(ready: Endpoints, here: &LocalNode, zone: Option<&str>) -> Endpoints {
     let for_node = filter(&ready, |endpoint| endpoint.nodes.contains(&here.node));
     let all_name_nodes = ready.values().all(|endpoint| !endpoint.nodes.is_empty());

@@ -11,9 +11,9 @@ use super::{AddressKind, Cluster, LocalNode, Policy, address::Family, endpoints,
 pub struct HealthCheck {
     pub namespace: String,
     pub service: String,
-    /// The number of local ready endpoints in each family in which the Service has a cluster IP. A family's
-    /// listeners return that family's number, since kube-proxy has a separate proxier for each family
-    /// (contract §1, "dual stack").
+    /// The number of local ready endpoints in each address family in which the Service has a cluster IP. The
+    /// listeners in a family return that family's number, since kube-proxy has a separate proxier for each
+    /// family (contract §1, "dual stack").
     pub local_ready: BTreeMap<Family, usize>,
 }
 

@@ -1,5 +1,5 @@
-//! The reference model of Service semantics: computes a node's frontends, and the outcome of a new
-//! connection, from Kubernetes objects in the simplest way possible.
+//! The reference model of Service semantics. From Kubernetes objects, it computes a node's frontends and the
+//! outcomes of new connections in the simplest way possible.
 //!
 //! The model is the oracle for property tests. It shares no code with Culvert: both implement the same
 //! contract (tables that describe the Service semantics of kube-proxy 1.36 in nftables mode), so if one of
@@ -138,7 +138,7 @@ pub enum Policy {
     Local,
 }
 
-/// The addresses and ports of endpoints.
+/// A set of endpoints, each given by its address and port.
 pub type EndpointSet = BTreeSet<SocketAddr>;
 
 /// The address, port and protocol of a frontend.
@@ -160,8 +160,8 @@ pub struct Frontend {
     pub policy: Policy,
     /// The timeout for `sessionAffinity: ClientIP`, in seconds; 0 without affinity.
     pub affinity: u32,
-    /// The source ranges for a load balancer address. Empty if all clients are permitted, and for other kinds
-    /// of address.
+    /// The source ranges for a load balancer address. The list is empty if all clients are permitted, and
+    /// always for other kinds of address.
     pub source_ranges: Vec<Cidr>,
     /// The Service's load balancer addresses in the frontend's family.
     pub load_balancer_ips: BTreeSet<IpAddr>,
@@ -169,9 +169,10 @@ pub struct Frontend {
     pub node_ip: Option<IpAddr>,
 }
 
-/// The precedence among Services that claim the same address; the lowest value wins. It compares the kind of
-/// address, then the creation time (a Service without one counts as the youngest), then the names. The port's
-/// name comes last and never matters, since the API server doesn't permit two equal ports in a Service.
+/// The precedence among Services that claim the same address; the lowest value wins. It depends first on the
+/// kind of address, then on the creation time (a Service without one counts as the youngest), then on the
+/// names. The port's name comes last and never matters, since the API server doesn't let a Service have two
+/// ports with the same number and protocol.
 type Precedence = (AddressKind, bool, Option<Timestamp>, Owner);
 
 fn precedence(service: &Service, frontend: &Frontend) -> Precedence {
@@ -202,7 +203,7 @@ pub fn frontends(cluster: &Cluster, here: &LocalNode) -> BTreeMap<Key, Frontend>
     claims.map(|(key, (_, frontend))| (key, frontend)).collect()
 }
 
-/// Returns the frontends that a Service port claims in one family.
+/// Returns the frontends that a Service port claims in one address family.
 fn claims_of(
     cluster: &Cluster,
     here: &LocalNode,

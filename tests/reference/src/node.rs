@@ -17,8 +17,8 @@ pub(super) fn zone<'a>(cluster: &'a Cluster, here: &LocalNode) -> Option<&'a str
     zone.filter(|zone| !zone.is_empty())
 }
 
-/// Returns the node's primary address in a family: the first `InternalIP`, unless that is a loopback address
-/// (see newProxyServer in kube-proxy's `cmd/kube-proxy/app/server.go`).
+/// Returns the node's primary address in an address family: the first `InternalIP`, unless that is a loopback
+/// address (see newProxyServer in kube-proxy's `cmd/kube-proxy/app/server.go`).
 pub(super) fn primary(cluster: &Cluster, here: &LocalNode, family: Family) -> Option<IpAddr> {
     let node = own(cluster, here)?;
     let internal = addresses(node).filter(|address| address.type_ == "InternalIP");

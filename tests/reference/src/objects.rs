@@ -19,7 +19,7 @@ const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 const HEADLESS: &str = "service.kubernetes.io/headless";
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The timeout that the API server sets by default, in seconds (contract §3).
+/// The timeout for session affinity that the API server sets by default, in seconds (contract §3).
 const AFFINITY_SECONDS: i32 = 10_800;
 
 /// Returns the Services that a node proxies.
@@ -28,9 +28,10 @@ pub(super) fn proxied_services(cluster: &Cluster) -> impl Iterator<Item = &Servi
     services.filter(|service| is_proxied(service))
 }
 
-/// Returns true if a node proxies the Service. Contract §1 excludes "the same since 1.36" (the label for
-/// another proxy, with any value), "ExternalName" (even with a stored cluster IP) and "headless" (a cluster
-/// IP that is `None` or empty). The headless label on a *Service* is ignored.
+/// Returns true if nodes proxy the Service. Contract §1 excludes Services with the label for another proxy,
+/// whatever its value ("the same since 1.36"), those of type ExternalName, even with a stored cluster IP
+/// ("ExternalName"), and those whose cluster IP is `None` or empty ("headless"). The headless label on a
+/// *Service* is ignored.
 fn is_proxied(service: &Service) -> bool {
     let Some(spec) = &service.spec else {
         return false;
@@ -44,8 +45,8 @@ pub(super) fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> 
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Returns the Service's cluster IP in a family (contract §1, "spec.clusterIPs"). An object in a file may
-/// have only `clusterIP`, since no API server has set its defaults.
+/// Returns the Service's cluster IP in an address family (contract §1, "spec.clusterIPs"). An object in a
+/// file may have only `clusterIP`, since no API server has set its defaults.
 pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     let spec = service.spec.as_ref()?;
     let many = spec.cluster_ips.as_deref().unwrap_or_default();
@@ -58,8 +59,8 @@ pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
     addresses.find(|address| Family::of(*address) == family)
 }
 
-/// Returns the ports that are served in a family. There are none if the Service lacks a cluster IP in that
-/// family (contract §1, "service lacking one is skipped for that family").
+/// Returns the ports that are served in an address family. There are none if the Service lacks a cluster IP
+/// in that family (contract §1, "service lacking one is skipped for that family").
 pub(super) fn ports(service: &Service, family: Family) -> &[ServicePort] {
     if cluster_ip(service, family).is_none() {
         return &[];
@@ -130,9 +131,9 @@ pub(super) fn policy(service: &Service, kind: AddressKind) -> Policy {
     }
 }
 
-/// Returns a Service's slices in a family, sorted by name. They are in the Service's namespace, are labelled
-/// with its name, have the family's address type, and lack the headless label (contract §1, "EndpointSlice
-/// label" and "addressType").
+/// Returns a Service's slices in an address family, sorted by name. A slice belongs to the Service if it is
+/// in the Service's namespace, is labelled with the Service's name, has the family's address type, and lacks
+/// the headless label (contract §1, "EndpointSlice label" and "addressType").
 pub(super) fn slices<'a>(
     cluster: &'a Cluster,
     of: (&str, &str),

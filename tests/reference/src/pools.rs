@@ -22,7 +22,7 @@ pub(super) fn filter_endpoints(
         return slice;
     };
     if let Some(endpoints) = &mut slice.endpoints {
-        // If the filter selects nodes, an endpoint without a node doesn't pass.
+        // If the filter selects nodes, an endpoint without a node name doesn't pass.
         endpoints.retain(|it| {
             it.node_name
                 .as_ref()

@@ -6,8 +6,8 @@
 //!
 //! No result depends on cases that the contract leaves open. If an address is in two slices of a Service,
 //! either its conditions are the same in both, or it is terminating in at least one of them. No two Services
-//! share a node port or a health check node port. A node's `ExternalIP` is never its only address in a
-//! family.
+//! share a node port or a health check node port. A node's `ExternalIP` is never its only address in an
+//! address family.
 
 mod node;
 mod service;
@@ -22,8 +22,8 @@ use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Object
 
 use super::{Cluster, ConnectionSource, Frontend, LocalNode, address::Family};
 
-/// Load balancer addresses. There are only a few, so that Services share them. The node itself may have some
-/// of them.
+/// The load balancer addresses to choose from. There are only a few, so that Services share them. The node
+/// itself may have some of them.
 const LOAD_BALANCER_IPS: [&str; 4] = [
     "203.0.113.1",
     "203.0.113.2",
@@ -65,7 +65,7 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, LocalNode) {
     (cluster, here)
 }
 
-/// Returns clients for a frontend, in its family: a socket on the node, sockets in pods, and outside
+/// Returns clients in a frontend's address family: a socket on the node, sockets in pods, and outside
 /// addresses. Some of them are in source ranges that [`cluster`] generates, and some are not.
 #[must_use]
 pub fn sources(frontend: &Frontend) -> Vec<ConnectionSource> {
@@ -115,8 +115,8 @@ impl Generator<'_> {
         &self.nodes[self.rng.usize(0..self.nodes.len())]
     }
 
-    /// Returns a random subset of the items in their original order, each with a probability of one in
-    /// `one_in`.
+    /// Returns a random subset of the items in their original order. Each item is included with a probability
+    /// of one in `one_in`.
     fn subset<const N: usize>(&mut self, items: [&str; N], one_in: u32) -> Vec<String> {
         let some = items.into_iter().filter(|_| self.one_in(one_in));
         some.map(str::to_owned).collect()

@@ -82,7 +82,7 @@ fn is_own(address: IpAddr, here: &LocalNode) -> bool {
     here.addresses.contains(&address)
 }
 
-/// Returns true if the source ranges permit a source (contract §6a, "match", "pods" and "node").
+/// Returns true if the frontend's source ranges permit a source (contract §6a, "match", "pods" and "node").
 fn is_permitted(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> bool {
     if frontend.source_ranges.is_empty() {
         return true;
@@ -112,9 +112,9 @@ fn in_ranges(frontend: &Frontend, address: IpAddr) -> bool {
 }
 
 /// Returns the source address of the node's own packets to a frontend. If the node has the frontend's
-/// address, the kernel uses that as the source address too. Otherwise, the source is the node's primary
-/// address or, if there is none, the first non-loopback address in the family, since the model doesn't know
-/// the routes.
+/// address, the kernel uses that as the source address too. Otherwise, since the model doesn't know the
+/// routes, the source is the node's primary address or, if there is none, the first non-loopback address in
+/// the frontend's address family.
 fn node_source(frontend: &Frontend, here: &LocalNode) -> Option<IpAddr> {
     if is_own(frontend.address, here) {
         return Some(frontend.address);

@@ -1,4 +1,4 @@
-//! Generates Nodes, and the node for which the model computes frontends, with its settings.
+//! Generates Node objects, and the node for which the model computes frontends, including its settings.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -96,8 +96,8 @@ pub(super) fn here(generator: &mut Generator<'_>) -> LocalNode {
     }
 }
 
-/// Returns the loopback addresses, the Node object's addresses (rarely leaving one out, as behind NAT), and
-/// sometimes addresses of a bridge or a load balancer.
+/// Returns the loopback addresses, the internal addresses in the Node object (rarely without one of them, as
+/// on a node behind NAT), and sometimes the addresses of a bridge or a load balancer.
 fn addresses(generator: &mut Generator<'_>, node: &Node) -> Vec<IpAddr> {
     let mut addresses = vec![
         IpAddr::V4(Ipv4Addr::LOCALHOST),

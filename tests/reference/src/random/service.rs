@@ -42,7 +42,8 @@ const SOURCE_RANGES: [&str; 11] = [
     "::/0",
 ];
 
-/// Values of `openyurt.io/topologyKeys`: the known ones, and some meaningless ones.
+/// Values for the annotation `openyurt.io/topologyKeys`: those that OpenYurt recognises, and some that it
+/// doesn't.
 const TOPOLOGY_KEYS: [&str; 9] = [
     "kubernetes.io/hostname",
     "kubernetes.io/hostname",
@@ -88,7 +89,8 @@ pub(super) fn generate(generator: &mut Generator<'_>, number: u16) -> Service {
     }
 }
 
-/// Generates metadata, with the same names in two namespaces, and so few creation times that many are equal.
+/// Generates a Service's metadata. The same names occur in two namespaces, and there are so few creation
+/// times that many are equal.
 fn metadata(generator: &mut Generator<'_>, number: u16) -> ObjectMeta {
     let seconds = generator.pick([None, Some(1_700_000_000), Some(1_700_000_060)]);
     let created = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());

@@ -247,7 +247,7 @@ fn hints(generator: &mut Generator<'_>, shared: SharedProperties) -> Option<Endp
 fn overlapping_slice(generator: &mut Generator<'_>, from: &EndpointSlice) -> Option<EndpointSlice> {
     let mut slice = from.clone();
     let name = slice.metadata.name.as_mut()?;
-    // The new slice is sorted either before or after the other one.
+    // The new slice's name sorts either before or after the other's.
     *name = format!("{}{name}", generator.pick(["a", "z"]));
     let mut endpoints = slice.endpoints.take()?;
     endpoints.retain(|_| generator.rng.bool());

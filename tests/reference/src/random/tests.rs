@@ -160,7 +160,7 @@ fn conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bo
     format!("ready {ready:?}, serving {serving:?}, terminating {terminating:?}")
 }
 
-/// Returns the kinds of address with which two Services claim the same key, for each such pair of Services.
+/// Returns, for each pair of Services that claim the same key, the kinds of address with which they claim it.
 fn conflicts(cluster: &Cluster, here: &LocalNode) -> Vec<String> {
     let mut claims = BTreeMap::<_, Vec<AddressKind>>::new();
     for service in &cluster.services {

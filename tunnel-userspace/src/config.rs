@@ -8,10 +8,10 @@ mod log;
 mod numeric_ranges;
 pub mod schema;
 mod section_mappings;
-mod serde_message;
 mod service;
 mod source;
 mod tunnel;
+mod unknown_field;
 
 use std::{
     fs, io,
@@ -201,7 +201,7 @@ impl Config {
             }
             (
                 field,
-                serde_message::reword(&error.into_inner().to_string()),
+                unknown_field::reword(&error.into_inner().to_string()),
             )
         })?;
         config.check()?;

@@ -17,7 +17,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tunnel_common::addr::Protocol;
 
-use crate::model::{self, Kind, Object, ObjectId, ObjectName};
+use crate::{
+    model::{self, Kind, Object, ObjectId, ObjectName},
+    serde_message,
+};
 
 /// The domain that prefixes the names of Culvert's annotations and labels.
 pub const ANNOTATION_DOMAIN: &str = "culvert.dev";
@@ -391,20 +394,9 @@ fn deserialize<T: DeserializeOwned>(value: Value) -> Result<T, FieldError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         let field = if path == "." { "" } else { &path };
-        let message = json_terms(&error.into_inner().to_string());
+        let message = serde_message::reword(&error.into_inner().to_string());
         FieldError::new(field, FieldErrorKind::Deserialize(message))
     })
-}
-
-/// Replaces Rust terms in an error message from serde with the corresponding JSON terms.
-fn json_terms(message: &str) -> String {
-    message
-        .replace("invalid type: map", "invalid type: object")
-        .replace("invalid type: sequence", "invalid type: list")
-        .replace("expected a map", "expected an object")
-        .replace("expected a sequence", "expected a list")
-        .replace("expected i32", "expected an integer")
-        .replace("expected i64", "expected an integer")
 }
 
 /// Validates a port number.

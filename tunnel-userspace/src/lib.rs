@@ -23,9 +23,10 @@
 //! - `listen`: listening sockets
 //! - [`clock`]: the clocks
 //! - `duration`: durations as text
+//! - `serde_message`: serde's error messages in the words of JSON
 //! - `capabilities`: checks which capabilities(7) the process has
 //! - [`error_chain`]: an error and its sources as text
-//! - [`telemetry`]: logging
+//! - [`telemetry`]: writes the log
 //! - [`fuzz`]: entry points for the fuzz targets
 pub mod admin;
 pub mod app;
@@ -48,6 +49,7 @@ mod parallel;
 pub mod plan;
 pub mod publish;
 pub mod reconcile;
+mod serde_message;
 pub mod sockets;
 pub mod source;
 pub mod tasks;

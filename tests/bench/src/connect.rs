@@ -15,8 +15,8 @@ use serde::Serialize;
 use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     clock::Instant,
-    environment,
     culvert_instance::{Instance, InstanceSettings},
+    environment,
     load::connect::Report,
     manifest::Protocol,
     node_network::NodeNetwork,

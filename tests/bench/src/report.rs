@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use tunnel_tests::{environment, culvert_instance::InstanceSettings};
+use tunnel_tests::{culvert_instance::InstanceSettings, environment};
 
 /// The options that all benchmarks have in common.
 #[derive(Args, Clone, Debug, Default)]

@@ -7,9 +7,9 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Result;
 use tunnel_tests::{
     clock::{self, Instant},
+    culvert_instance::InstanceSettings,
     edge_node::{EDGE_NAME, EDGE_V4, EDGE_V6},
     fake_kubelet::ConnectionRecord,
-    culvert_instance::InstanceSettings,
     load::{self, Report, kubelet::Dialog},
     pod::path_to_string,
     sandbox::{COMMAND_TIMEOUT, Process, Sandbox},

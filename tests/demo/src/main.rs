@@ -17,9 +17,8 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use tunnel_tests::{
-    environment,
     culvert_instance::InstanceSettings,
-    interrupt,
+    environment, interrupt,
     load::Report,
     sandbox::{Process, Sandbox},
 };

@@ -148,9 +148,6 @@ mod tests {
         let error = received.object.expect_err("a port is a number");
         assert_eq!(error.field, "spec.ports[0].port");
         let message = error.kind.to_string();
-        assert_eq!(
-            message,
-            "invalid type: string \"http\", expected an integer"
-        );
+        assert_eq!(message, "is the string \"http\", but must be an integer");
     }
 }

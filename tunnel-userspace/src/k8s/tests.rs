@@ -160,7 +160,7 @@ fn a_config_map_is_read_with_its_text() {
 
     let read = object(manifest.clone());
     assert_eq!(read, Object::ConfigMap(Arc::new(expected)));
-    let wrong = "data.a: invalid type: integer `1`, expected a string";
+    let wrong = "data.a: is the integer 1, but must be a string";
     assert_refused(with(manifest, "/data", json!({"a": 1})), wrong);
 }
 

@@ -109,6 +109,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::model::Selector",
             "crate::model::TopologyKeys",
             "crate::plan::NodePortAddresses",
+            "crate::serde_message",
             "crate::sockets",
             "crate::source::file",
             "crate::source::kube",
@@ -123,6 +124,7 @@ pub(super) const USERSPACE: &[Rule] = &[
     rule("capabilities", NO_TOKIO, &[]),
     rule("error_chain", NO_TOKIO, &[]),
     rule("duration", NO_TOKIO, &[]),
+    rule("serde_message", NO_TOKIO, &[]),
     rule("parallel", NO_TOKIO, &[]),
     rule("drain", NO_KERNEL_OR_KUBERNETES, &[]),
     rule("publish", NO_KERNEL_OR_KUBERNETES, &[]),
@@ -158,7 +160,11 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::tasks",
         ],
     ),
-    rule("k8s", &[AYA, KUBE, "tokio"], &["crate::model"]),
+    rule(
+        "k8s",
+        &[AYA, KUBE, "tokio"],
+        &["crate::model", "crate::serde_message"],
+    ),
     rule(
         "model",
         &[AYA, K8S_OPENAPI, KUBE, "tokio", "tunnel_common"],

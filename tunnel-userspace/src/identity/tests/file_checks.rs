@@ -253,10 +253,16 @@ fn pipes_devices_and_large_files_are_refused_without_waiting() {
     assert!(refused().starts_with("key.pem: cannot be read: No such file"));
     let mode = nix::sys::stat::Mode::S_IRUSR;
     nix::unistd::mkfifo(&agent.key, mode).expect("a pipe");
-    assert_eq!(refused(), "key.pem: is a directory, pipe or device; a regular file is expected");
+    assert_eq!(
+        refused(),
+        "key.pem: is a directory, pipe or device; a regular file is expected"
+    );
     fs::remove_file(&agent.key).expect("removed");
     symlink("/dev/zero", &agent.key).expect("linked");
-    assert_eq!(refused(), "key.pem: is a directory, pipe or device; a regular file is expected");
+    assert_eq!(
+        refused(),
+        "key.pem: is a directory, pipe or device; a regular file is expected"
+    );
     fs::remove_file(&agent.key).expect("removed");
     fs::write(&agent.key, vec![b'\n'; (1 << 20) + 1]).expect("written");
     assert!(refused().starts_with("key.pem: is larger than 1048576 bytes"));

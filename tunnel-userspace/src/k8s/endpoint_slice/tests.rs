@@ -161,6 +161,6 @@ fn a_slice_is_refused_with_its_invalid_field() {
         "null => addressType: is required",
     ];
     assert_all_refused(|kind| with(good(), "/addressType", kind), &rows);
-    let wrong = "endpoints: invalid type: object, expected a list";
+    let wrong = "endpoints: is an object, but must be a list";
     assert_refused(with(good(), "/endpoints", json!({})), wrong);
 }

@@ -136,7 +136,7 @@ fn a_service_is_refused_with_its_invalid_port() {
         r#"[{"port": 0}] => spec.ports[0].port: 0 is not a port from 1 to 65535"#,
         r#"[{"port": 65536}] => spec.ports[0].port: 65536 is not a port from 1 to 65535"#,
         r#"[{"port": -1}] => spec.ports[0].port: -1 is not a port from 1 to 65535"#,
-        r#"[{"port": "80"}] => spec.ports[0].port: invalid type: string "80", expected an integer"#,
+        r#"[{"port": "80"}] => spec.ports[0].port: is the string "80", but must be an integer"#,
         r#"[{"port": 80, "protocol": "tcp"}] => spec.ports[0].protocol: "tcp" is not TCP, UDP or SCTP"#,
         r#"[{"name": "a", "port": 80}, {"port": 81}] => spec.ports[1].name: is required if there are several ports"#,
         r#"[{"name": "a", "port": 80}, {"name": "a", "port": 81}] => spec.ports[1].name: "a" is already used by an earlier port"#,

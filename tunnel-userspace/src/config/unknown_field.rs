@@ -1,5 +1,6 @@
-//! Rewords serde's errors for the authors of config files, and suggests a known field in place of an unknown
-//! one.
+//! Suggests a known field in the error about an unknown field.
+
+use crate::serde_message;
 
 /// The minimum similarity (Jaro-Winkler, 0 to 1) between an unknown field and a suggested one.
 const MIN_SIMILARITY: f64 = 0.8;
@@ -7,30 +8,13 @@ const MIN_SIMILARITY: f64 = 0.8;
 /// The minimum length of an unknown field for it to be taken as an abbreviation of a longer one.
 const MIN_ABBREVIATION: usize = 4;
 
-/// Rust terms in messages from serde and the standard library, and their replacements.
-const RUST_TERMS: [(&str, &str); 6] = [
-    (
-        "invalid socket address syntax",
-        "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249",
-    ),
-    ("expected u8", "expected a number from 0 to 255"),
-    ("expected u16", "expected a number from 0 to 65535"),
-    ("expected u32", "expected a number"),
-    ("expected u64", "expected a number"),
-    ("expected usize", "expected a number"),
-];
-
-/// Replaces Rust terms, and appends `did you mean …?` to an error about an unknown field, such as
-/// ``unknown field `nodename`, expected one of `nodeName`, …``.
+/// Appends `did you mean …?` to serde's error about an unknown field, such as ``unknown field `nodename`,
+/// expected one of `nodeName`, …``. Rewords other errors.
 pub(super) fn reword(message: &str) -> String {
-    let mut reworded = message.to_owned();
-    for (term, replacement) in RUST_TERMS {
-        reworded = reworded.replace(term, replacement);
+    match nearest_field(message) {
+        Some(field) => format!("{message}; did you mean `{field}`?"),
+        None => serde_message::reword(message),
     }
-    if let Some(field) = nearest_field(message) {
-        reworded.push_str(&format!("; did you mean `{field}`?"));
-    }
-    reworded
 }
 
 /// Returns the known field that is most similar to the unknown one. `reason` lists all known fields.

@@ -1,0 +1,134 @@
+//! Rewords serde's error messages, which contain Rust terms, for the authors of configuration files and
+//! manifests.
+
+/// Rust terms and texts of the standard library, and their replacements. A longer term comes before a shorter
+/// one that it contains.
+const TERMS: [(&str, &str); 14] = [
+    (
+        "invalid socket address syntax",
+        "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249",
+    ),
+    ("unit value", "null"),
+    ("floating point", "number"),
+    ("a sequence", "a list"),
+    ("sequence", "list"),
+    ("a map", "an object"),
+    ("map", "object"),
+    ("i32", "an integer"),
+    ("i64", "an integer"),
+    ("u8", "a number from 0 to 255"),
+    ("u16", "a number from 0 to 65535"),
+    ("u32", "a number"),
+    ("u64", "a number"),
+    ("usize", "a number"),
+];
+
+/// Rewords one message:
+///
+/// | serde | reworded |
+/// |---|---|
+/// | ``invalid type: integer `5`, expected a string`` | `is the integer 5, but must be a string` |
+/// | ``invalid type: map, expected a sequence`` | `is an object, but must be a list` |
+/// | ``unknown variant `x`, expected `a` or `b` `` | ``unsupported value `x`; use `a` or `b` `` |
+///
+/// Other messages stay the same.
+pub(crate) fn reword(message: &str) -> String {
+    let mismatch = ["invalid type: ", "invalid value: "]
+        .iter()
+        .find_map(|prefix| message.strip_prefix(prefix))
+        .and_then(|rest| rest.rsplit_once(", expected "));
+    if let Some((found, wanted)) = mismatch {
+        return format!("is {}, but must be {}", describe(found), replace(wanted));
+    }
+    match message.split_once(", expected ") {
+        Some((unknown, known)) if unknown.starts_with("unknown variant `") => {
+            let value = unknown.trim_start_matches("unknown variant ");
+            let known = known.trim_start_matches("one of ");
+            format!("unsupported value {value}; use {known}")
+        }
+        Some(_) | None => replace(message),
+    }
+}
+
+/// Describes the value that serde found, such as ``integer `5` `` or `map`.
+fn describe(found: &str) -> String {
+    match found.split_once(' ') {
+        // A value; a string is in quotation marks, any other one in backticks.
+        Some((kind @ ("integer" | "boolean" | "string"), value)) => {
+            format!("the {kind} {}", value.trim_matches('`'))
+        }
+        Some(("floating", value)) => {
+            let value = value.trim_start_matches("point ");
+            format!("the number {}", value.trim_matches('`'))
+        }
+        Some(_) | None => match replace(found).as_str() {
+            "null" => "null".to_owned(),
+            kind if kind.starts_with('o') => format!("an {kind}"),
+            kind => format!("a {kind}"),
+        },
+    }
+}
+
+/// Replaces the terms that are complete words.
+fn replace(text: &str) -> String {
+    for (term, replacement) in TERMS {
+        if text == term || (term.contains(' ') && text.contains(term)) {
+            return text.replace(term, replacement);
+        }
+    }
+    text.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_the_value_found_and_the_type_wanted() {
+        for (serde, reworded) in [
+            (
+                "invalid type: integer `5`, expected a duration",
+                "is the integer 5, but must be a duration",
+            ),
+            (
+                "invalid type: string \"a, expected b\", expected i32",
+                "is the string \"a, expected b\", but must be an integer",
+            ),
+            (
+                "invalid type: map, expected a sequence",
+                "is an object, but must be a list",
+            ),
+            (
+                "invalid type: sequence, expected a map",
+                "is a list, but must be an object",
+            ),
+            (
+                "invalid type: null, expected a string",
+                "is null, but must be a string",
+            ),
+            (
+                "invalid type: unit value, expected a string",
+                "is null, but must be a string",
+            ),
+            (
+                "invalid type: floating point `1.5`, expected a string",
+                "is the number 1.5, but must be a string",
+            ),
+            (
+                "invalid value: integer `70000`, expected u16",
+                "is the integer 70000, but must be a number from 0 to 65535",
+            ),
+            (
+                "unknown variant `x`, expected one of `a`, `b`",
+                "unsupported value `x`; use `a`, `b`",
+            ),
+            (
+                "unknown variant `x`, expected `a` or `b`",
+                "unsupported value `x`; use `a` or `b`",
+            ),
+            ("missing field `program`", "missing field `program`"),
+        ] {
+            assert_eq!(reword(serde), reworded);
+        }
+    }
+}

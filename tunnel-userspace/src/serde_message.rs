@@ -43,7 +43,6 @@ pub(crate) fn reword(message: &str) -> String {
     match message.split_once(", expected ") {
         Some((unknown, known)) if unknown.starts_with("unknown variant `") => {
             let value = unknown.trim_start_matches("unknown variant ");
-            let known = known.trim_start_matches("one of ");
             format!("unsupported value {value}; use {known}")
         }
         Some(_) | None => replace(message),
@@ -120,7 +119,7 @@ mod tests {
             ),
             (
                 "unknown variant `x`, expected one of `a`, `b`",
-                "unsupported value `x`; use `a`, `b`",
+                "unsupported value `x`; use one of `a`, `b`",
             ),
             (
                 "unknown variant `x`, expected `a` or `b`",

@@ -60,7 +60,7 @@ pub(crate) fn check_atomics() -> Result<bool> {
     Ok(is_good)
 }
 
-/// Runs clippy on the kernel programs, with the driver that belongs to their compiler.
+/// Runs clippy on the kernel programs, with the `clippy-driver` of the toolchain that compiles them.
 pub(crate) fn clippy(toolchain: &Toolchain) -> Result<bool> {
     let target = compile::target_directory()?;
     let root = workspace::root();

@@ -64,7 +64,7 @@ impl TunnelConfig {
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
-            let reason = "is required if tunnel.gateway or tunnel.agent is set";
+            let reason = "is required, because tunnel.gateway or tunnel.agent is set; set files.ca, files.cert and files.key";
             return tunnel_error("identity", reason);
         }
         if self.gateway.is_some() && self.agent.is_some() {
@@ -159,7 +159,7 @@ impl SteeringConfig {
             let quoted = |why: &str| format!("`{text}` {why}");
             let reason = match text.parse::<Prefix>().ok() {
                 None => quoted(
-                    "is not a CIDR such as 198.19.0.0/16, whose address has no bits set after the prefix",
+                    "must be a CIDR without bits set after the prefix length, such as 198.19.0.0/16",
                 ),
                 Some(prefix) if prefix.capacity() == 0 => {
                     quoted("is too small: it has no usable address")

@@ -169,7 +169,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         tracing::warn!(
             service_ports = orphaned_ports,
             services = keeping,
-            "a source object is missing or was rejected; keeping the map entries of the previous process"
+            "a source object is not known or was rejected, so map entries from the previous process stay until \
+             every object has been read"
         );
     }
 

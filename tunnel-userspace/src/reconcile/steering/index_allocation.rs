@@ -84,8 +84,8 @@ impl<'a> FreeIndices<'a> {
     }
 }
 
-/// Returns the steering address for an index, in the address family of its key, or `None` if that family's
-/// prefix has no such index.
+/// Returns the steering address for an index, in the address family of the index's key, or `None` if the
+/// index is out of range for that family's prefix.
 pub(super) fn steering_address(
     prefixes: &[Prefix],
     key: &SteeringKey,

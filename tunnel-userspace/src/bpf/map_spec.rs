@@ -131,8 +131,8 @@ mod tests {
             assert!(row[2].starts_with(kind), "{row:?}");
             let size = match map.entries {
                 Entries::BySize(size, _) => format!("bpf.maps.{}", size.key()),
-                Entries::PerCpu(each) => format!("{each} a CPU"),
-                Entries::Fixed(0) => "one a socket".to_owned(),
+                Entries::PerCpu(each) => format!("{each} per CPU"),
+                Entries::Fixed(0) => "one per socket".to_owned(),
                 Entries::Fixed(number) => number.to_string(),
             };
             assert!(row[7].contains(&size), "{row:?}: no {size}");

@@ -2,7 +2,7 @@
 //! maps. The programs are then loaded without aya, since it discards the verifier's log after a successful
 //! load.
 
-mod call;
+mod program_load;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -187,7 +187,7 @@ fn open_btf_of(loaded: &mut Ebpf) -> Result<OwnedFd> {
     };
     program.load()?;
     let number = program.info()?.btf_id();
-    Ok(call::open_btf(
+    Ok(program_load::open_btf(
         number.context("the loaded program has no BTF")?,
     )?)
 }
@@ -217,7 +217,7 @@ fn load_and_measure(
     let found = object.programs.get(name);
     let function = found.and_then(|found| object.functions.get(&found.function_key()));
     let function = function.with_context(|| format!("the object has no program {name}"))?;
-    let raw = call::Program {
+    let raw = program_load::Program {
         kind: program.kind.number(),
         hook: match program.attach_point {
             AttachPoint::Cgroup => program.hook,
@@ -226,10 +226,10 @@ fn load_and_measure(
         },
         instructions: &encode(&function.instructions),
         btf,
-        functions: &function.func_info.func_info_bytes(),
+        func_info: &function.func_info.func_info_bytes(),
     };
     let begun = Instant::now();
-    let (loaded, log) = call::load(&raw, BPF_LOG_STATS, LOG_SIZE)?;
+    let (loaded, log) = program_load::load(&raw, BPF_LOG_STATS, LOG_SIZE)?;
     let took = begun.elapsed();
     if loaded.is_err() {
         let (source, log) = refusal(&raw)?;
@@ -252,11 +252,11 @@ fn load_and_measure(
 }
 
 /// Loads a rejected program once more, and returns the error and the complete log.
-fn refusal(raw: &call::Program<'_>) -> Result<(io::Error, String)> {
+fn refusal(raw: &program_load::Program<'_>) -> Result<(io::Error, String)> {
     let mut size = LOG_SIZE;
     // The loop ends, since the buffer size can be doubled at most ten times.
     loop {
-        let (loaded, log) = call::load(raw, BPF_LOG_ALL, size)?;
+        let (loaded, log) = program_load::load(raw, BPF_LOG_ALL, size)?;
         match loaded {
             Err(error)
                 if error.raw_os_error() == Some(Errno::ENOSPC as i32) && size < MAX_LOG_SIZE =>

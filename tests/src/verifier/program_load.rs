@@ -26,7 +26,7 @@ pub(super) struct Program<'a> {
     /// The BTF that contains the types of the program's functions.
     pub(super) btf: BorrowedFd<'a>,
     /// A `struct bpf_func_info` for each function.
-    pub(super) functions: &'a [u8],
+    pub(super) func_info: &'a [u8],
 }
 
 /// The `union bpf_attr` for `BPF_PROG_LOAD`.
@@ -74,8 +74,8 @@ pub(super) fn load(
         hook: program.hook,
         btf: program.btf.as_raw_fd(),
         record: FUNC_INFO_SIZE,
-        functions: address(program.functions.as_ptr()),
-        functions_count: size(program.functions.len())? / FUNC_INFO_SIZE,
+        functions: address(program.func_info.as_ptr()),
+        functions_count: size(program.func_info.len())? / FUNC_INFO_SIZE,
         ..Attr::default()
     };
     // SAFETY: the attribute contains the actual lengths of the instructions, the function records and the

@@ -30,7 +30,7 @@ pub use service::{DetectLocal, Mode, ServiceConfig};
 pub use source::SourceConfig;
 pub use tunnel::{IdentityConfig, OnIngressDown, SteeringConfig, TunnelConfig};
 
-use crate::{identity::is_subdomain, sockets};
+use crate::{identity::is_subdomain, sockets, tunnel::gateway::GatewaySettings};
 
 /// The path of an invalid field, such as `bpf.maps.slots`, and the reason why it is invalid.
 type FieldError = (String, String);
@@ -46,6 +46,8 @@ pub struct Config {
     /// that is also empty, the host name.
     pub node_name: String,
     /// The way in which Services are implemented.
+    #[serde(deserialize_with = "service::mode")]
+    #[schemars(with = "Mode")]
     pub mode: Mode,
     /// The sources of Kubernetes objects.
     pub source: SourceConfig,
@@ -287,21 +289,40 @@ impl Config {
         let ingress = tunnel.steering.as_ref();
         let ingress = ingress.map(|steering| all(steering.ingress_port));
         let listeners = [
-            ("admin.address", Some(self.admin.address)),
-            ("healthz.address", Some(self.healthz.address)),
-            ("tunnel.gateway.listen", gateway),
-            ("tunnel.steering.ingressPort", ingress),
+            (
+                "admin.address",
+                Some(self.admin.address),
+                AdminConfig::default().address,
+            ),
+            (
+                "healthz.address",
+                Some(self.healthz.address),
+                HealthzConfig::default().address,
+            ),
+            (
+                "tunnel.gateway.listen",
+                gateway,
+                GatewaySettings::default().listen,
+            ),
+            (
+                "tunnel.steering.ingressPort",
+                ingress,
+                all(SteeringConfig::default().ingress_port),
+            ),
         ];
         let mut seen: Vec<(&str, SocketAddr)> = Vec::new();
-        for (field, listener) in listeners {
+        for (field, listener, default) in listeners {
             let Some(address) = listener else { continue };
             if let Some((earlier, other)) =
                 seen.iter().find(|(_, it)| is_port_conflict(address, *it))
             {
-                let reason = format!(
-                    "port {} is already used by {earlier} ({other})",
-                    address.port()
-                );
+                let its = if address == default {
+                    "its default "
+                } else {
+                    ""
+                };
+                let port = address.port();
+                let reason = format!("{its}port {port} is already used by {earlier} ({other})");
                 return Err((field.to_owned(), reason));
             }
             seen.push((field, address));

@@ -3,7 +3,10 @@
 use std::{net::IpAddr, time::Duration};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, Error as _, IntoDeserializer as _, value},
+};
 
 use super::{FieldError, numeric_ranges::check_each};
 use crate::{
@@ -52,11 +55,34 @@ pub struct ServiceConfig {
     /// The names of the uplink interfaces. If empty, the uplinks are detected automatically.
     pub uplinks: Vec<String>,
     /// The load-balancing algorithm for Services that don't set one by annotation.
+    #[serde(deserialize_with = "algorithm")]
+    #[schemars(with = "Algorithm")]
     pub algorithm: Algorithm,
     /// The interval between full syncs, which compare the maps with the desired state.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub full_sync_interval: Duration,
+}
+
+/// Deserialises a mode. The error omits the mode that is not implemented.
+pub(super) fn mode<'de, D: Deserializer<'de>>(source: D) -> Result<Mode, D::Error> {
+    from_word(source, "`auto` or `ebpf`")
+}
+
+/// Deserialises an algorithm. The error lists the aliases apart.
+fn algorithm<'de, D: Deserializer<'de>>(source: D) -> Result<Algorithm, D::Error> {
+    from_word(source, Algorithm::FORM)
+}
+
+fn from_word<'de, D, T>(source: D, form: &str) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned,
+{
+    let word = String::deserialize(source)?;
+    T::deserialize(word.as_str().into_deserializer()).map_err(|_unknown: value::Error| {
+        D::Error::custom(format!("unsupported value `{word}`; use {form}"))
+    })
 }
 
 impl Default for ServiceConfig {

@@ -3,7 +3,7 @@ use serde_json::Value;
 use super::*;
 use crate::{
     source::{file, kube},
-    tunnel::{agent, gateway},
+    tunnel::agent,
 };
 
 mod default_file;
@@ -235,7 +235,7 @@ fn the_default_ports_of_the_tunnel_are_not_used_by_other_components() {
     let others: Vec<u16> = others.collect();
     let ours = [
         SteeringConfig::default().ingress_port,
-        gateway::GatewaySettings::default().listen.port(),
+        GatewaySettings::default().listen.port(),
         agent::AgentSettings::default().admin_address.port(),
     ];
 
@@ -278,11 +278,11 @@ fn a_node_name_must_be_valid_in_kubernetes() {
 fn two_listeners_with_the_same_port_are_refused() {
     let table = "
         admin: { address: 127.0.0.1:10256 } => \
-            healthz.address: port 10256 is already used by admin.address (
+            healthz.address: its default port 10256 is already used by admin.address (
         { admin: { address: '[::]:9' }, healthz: { address: 127.0.0.1:9 } } => \
             healthz.address: port 9 is already used by admin.address (
         tunnel: { gateway: { listen: '0.0.0.0:10270' }, steering: {}, IDENTITY } => \
-            tunnel.steering.ingressPort: port 10270 is already used by tunnel.gateway.listen (";
+            tunnel.steering.ingressPort: its default port 10270 is already used by tunnel.gateway.listen (";
     assert_refused(rows(&table.replace("IDENTITY", IDENTITY)));
     for text in [
         "{ admin: { address: 127.0.0.1:9 }, healthz: { address: 192.0.2.1:9 } }",

@@ -42,6 +42,10 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// The valid names, as listed in error messages.
+    pub const FORM: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
+                            least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
+
     /// Returns the algorithm with this name or alias.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {

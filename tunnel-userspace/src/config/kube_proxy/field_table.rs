@@ -124,5 +124,5 @@ pub(super) fn reason_unused(path: &str, value: &Value) -> Option<&'static str> {
             return (!is_default(value, defaults, has_zero)).then_some(*why);
         }
     }
-    Some("unknown field")
+    Some("not a field of KubeProxyConfiguration; check the spelling")
 }

@@ -233,7 +233,7 @@ fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
     let table = "
         hostnameOverride: 'Foo_Bar!' => hostnameOverride: `foo_bar!` NO_NAME
         metricsBindAddress: 0.0.0.0:10256 => \
-            healthzBindAddress: port 10256 is already used by admin.address (0.0.0.0:10256)";
+            healthzBindAddress: its default port 10256 is already used by admin.address (0.0.0.0:10256)";
     for (fields, wanted) in rows(&table.replace("NO_NAME", INVALID_NODE_NAME)) {
         let (field, reason) = refusal(&with(fields));
         assert_eq!(format!("{field}: {reason}"), wanted);

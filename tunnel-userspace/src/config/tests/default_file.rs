@@ -152,7 +152,7 @@ fn with_examples(config: Config) -> Config {
 fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
     let node = TunnelConfig {
         steering: Some(SteeringConfig::default()),
-        gateway: Some(gateway::GatewaySettings::default()),
+        gateway: Some(GatewaySettings::default()),
         ..TunnelConfig::default()
     };
     let agent = agent::AgentSettings {

@@ -14,9 +14,6 @@ use crate::{
 const ZONE_PREFIX: &str = "zone:";
 /// The key in the weights annotation that stands for all other endpoints.
 const WILDCARD: &str = "*";
-/// The valid algorithms, as listed in error messages.
-const ALGORITHM_FORM: &str = "random, weighted, round-robin, source-hash, destination-hash, maglev, \
-                          least-conn or an IPVS scheduler (rr, wrr, sh, dh, mh, lc, wlc, sed, nq)";
 /// The valid topology keys, as listed in error messages.
 const TOPOLOGY_KEY_FORM: &str =
     "kubernetes.io/hostname, openyurt.io/nodepool or kubernetes.io/zone";
@@ -30,7 +27,7 @@ pub(super) fn algorithm(metadata: &ObjectMeta, ignored: &mut Vec<FieldError>) ->
     if algorithm.is_none() {
         ignored.push(FieldError::new(
             field,
-            FieldErrorKind::wrong_form(ALGORITHM_FORM, text),
+            FieldErrorKind::wrong_form(Algorithm::FORM, text),
         ));
     }
     algorithm

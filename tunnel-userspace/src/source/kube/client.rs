@@ -90,6 +90,12 @@ pub enum AccessError {
         #[source]
         source: Box<KubeconfigError>,
     },
+    /// The kubeconfig names no current context.
+    #[error("kubeconfig {path} has no current-context; set one with: kubectl config use-context")]
+    NoContext {
+        /// The path of the kubeconfig.
+        path: PathBuf,
+    },
     /// There is no kubeconfig, and the process does not run in a pod with a service account.
     #[error("cannot use the pod's service account; outside a pod, set source.kube.kubeconfig")]
     InCluster(#[source] Box<InClusterError>),

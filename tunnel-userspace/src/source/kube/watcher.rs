@@ -34,7 +34,7 @@ use self::{
     server_state::ServerState,
 };
 use super::{KubeSettings, Limits, Selection, client::CurrentServer};
-use crate::{clock::monotonic, error_chain::chain, k8s::ReceivedObject, model::Kind};
+use crate::{clock::monotonic, k8s::ReceivedObject, model::Kind};
 
 /// The number of failed streamed lists after which all further lists are read in pages.
 const MAX_STREAM_FAILURES: u32 = 2;
@@ -174,8 +174,7 @@ impl KindWatcher {
         };
         debug!(%kind, error = &failure.error as &dyn std::error::Error, "watch failed");
         failure.check_retry(list_mode, kind)?;
-        self.send(Change::RequestFailed(chain(&failure.error)))
-            .await?;
+        self.send(Change::RequestFailed(failure.describe())).await?;
         self.wait_for_server(&failure, list_mode, server).await?;
         // A streamed list that broke off once may break off every time, so paging is used instead.
         if failure.at == RequestPhase::List && list_mode == ListMode::Streamed {
@@ -213,7 +212,7 @@ impl KindWatcher {
                     let failure = Failure { error, at };
                     after = failure.requested_delay();
                     failure.check_retry(list_mode, self.selection.kind)?;
-                    chain(&failure.error)
+                    failure.describe()
                 }
                 Err(_) => {
                     let error = format!("no response within {:?}", self.limits.probe_timeout);

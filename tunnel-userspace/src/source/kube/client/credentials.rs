@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 
 use super::{AccessError, KubeSettings};
 use crate::source::fingerprint::{Fingerprint, fingerprint};
@@ -39,9 +39,13 @@ impl CredentialFiles {
         self.0.clear();
         let mut config = match &settings.kubeconfig {
             Some(path) => {
-                let failed = |source| AccessError::Kubeconfig {
-                    path: path.clone(),
-                    source: Box::new(source),
+                let failed = |source| {
+                    let path = path.clone();
+                    if matches!(source, KubeconfigError::CurrentContextNotSet) {
+                        return AccessError::NoContext { path };
+                    }
+                    let source = Box::new(source);
+                    AccessError::Kubeconfig { path, source }
                 };
                 self.record(path);
                 let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::core::Status;
 
 use super::{ListMode, RelistReason};
-use crate::model::Kind;
+use crate::{error_chain::chain, model::Kind};
 
 /// The reason why a list or watch ended.
 #[derive(Debug)]
@@ -50,6 +50,11 @@ pub(super) struct Failure {
 }
 
 impl Failure {
+    /// Describes the error and its sources, without the client library's name for a failed connection.
+    pub(super) fn describe(&self) -> String {
+        chain(&self.error).replace("ServiceError: client error (Connect): ", "cannot connect: ")
+    }
+
     /// Returns `Ok` if the request should be retried, or the reason for a new list if one is needed.
     pub(super) fn check_retry(&self, list_mode: ListMode, kind: Kind) -> Result<(), RelistReason> {
         let Some(status) = status(&self.error) else {

@@ -273,7 +273,7 @@ impl QueryCommand {
                 command: ConfigCommand::Check { file },
             } => {
                 for warning in Config::check_file(&file)? {
-                    print(&format!("no effect: {warning}"))?;
+                    print(&format!("ignored: {warning}"))?;
                 }
                 Ok(print(&format!("{} is valid", file.display()))?)
             }

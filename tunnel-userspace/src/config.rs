@@ -261,7 +261,7 @@ impl Config {
             ("bpf.bpffs", &self.bpf.bpffs),
         ] {
             if directory.as_os_str().is_empty() {
-                return invalid(field, "must be the path of a directory, but is empty");
+                return invalid(field, "is empty, but must be the path of a directory");
             }
         }
         if self.mode == Mode::Userspace {

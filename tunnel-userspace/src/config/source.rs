@@ -31,7 +31,7 @@ impl SourceConfig {
     pub(super) fn check(&self) -> Result<(), FieldError> {
         let is_nameless = |file: file::FileSettings| file.path.as_os_str().is_empty();
         if self.file().is_some_and(is_nameless) {
-            let reason = "must be the path of a manifest file or a directory of manifest files, but is empty";
+            let reason = "is empty, but must be the path of a manifest file or of a directory";
             return Err(("source.file.path".to_owned(), reason.to_owned()));
         }
         Ok(())

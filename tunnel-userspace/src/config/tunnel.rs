@@ -64,7 +64,7 @@ impl TunnelConfig {
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
-            let reason = "is required, because tunnel.gateway or tunnel.agent is set; set files.ca, files.cert and files.key";
+            let reason = "is required, because tunnel.gateway or tunnel.agent is set; set the paths in tunnel.identity.files: ca, cert and key";
             return tunnel_error("identity", reason);
         }
         if self.gateway.is_some() && self.agent.is_some() {

@@ -196,7 +196,7 @@ impl CertificateStore {
         if self.last_check.as_ref().is_ok_and(FileContents::is_open) {
             let key = self.files.key.display();
             warnings.push(format!(
-                "{key}: users other than the owner can access this file, which must hold only the private key; run: chmod 600 {key}"
+                "{key}: users other than the owner can access this file; if it holds the private key, run: chmod 600 {key}"
             ));
         }
         if let Some(identity) = &*self.identity.borrow() {

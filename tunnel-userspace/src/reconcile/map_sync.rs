@@ -167,10 +167,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         let (orphaned_ports, keeping) = orphans.counts();
         tracing::warn!(
-            service_ports = orphaned_ports,
-            services = keeping,
-            "a source object is not known or was rejected, so map entries from the previous process stay until \
-             every object has been read"
+            kept_service_ports = orphaned_ports,
+            kept_services = keeping,
+            "an object was rejected or has not been read yet, so the map entries left by the previous \
+             Culvert process are kept; correct or remove rejected objects"
         );
     }
 

@@ -91,7 +91,9 @@ pub enum AccessError {
         source: Box<KubeconfigError>,
     },
     /// The kubeconfig names no current context.
-    #[error("kubeconfig {path} has no current-context; set one with: kubectl config use-context")]
+    #[error(
+        "kubeconfig {path} has no current-context; set one with: kubectl --kubeconfig {path} config use-context CONTEXT"
+    )]
     NoContext {
         /// The path of the kubeconfig.
         path: PathBuf,

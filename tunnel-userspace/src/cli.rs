@@ -272,10 +272,16 @@ impl QueryCommand {
             Self::Config {
                 command: ConfigCommand::Check { file },
             } => {
-                for warning in Config::check_file(&file)? {
+                let warnings = Config::check_file(&file)?;
+                for warning in &warnings {
                     print(&format!("ignored: {warning}"))?;
                 }
-                Ok(print(&format!("{} is valid", file.display()))?)
+                let file = file.display();
+                Ok(print(&match warnings.len() {
+                    0 => format!("{file} is valid"),
+                    1 => format!("{file} is valid, except for 1 field that is ignored"),
+                    count => format!("{file} is valid, except for {count} fields that are ignored"),
+                })?)
             }
         }
     }

@@ -24,7 +24,7 @@ struct Requirement {
 /// The error for text that is not a valid label selector.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "`{requirement}` is not a label requirement; valid forms are a=b, a!=b, a in (b,c), a notin (b), a and !a"
+    "`{requirement}` is not a label requirement; valid forms are `a=b`, `a!=b`, `a in (b,c)`, `a notin (b)`, `a` and `!a`"
 )]
 pub struct SelectorError {
     requirement: String,

@@ -169,8 +169,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         tracing::warn!(
             kept_service_ports = orphaned_ports,
             kept_services = keeping,
-            "an object was rejected or has not been read yet, so the map entries left by the previous \
-             Culvert process are kept; correct or remove rejected objects"
+            "map entries left by the previous Culvert process are not removed until every source object has been \
+             read and none is rejected"
         );
     }
 

@@ -92,7 +92,8 @@ pub enum AccessError {
     },
     /// The kubeconfig names no current context.
     #[error(
-        "kubeconfig {path} has no current-context; set one with: kubectl --kubeconfig {path} config use-context CONTEXT"
+        "kubeconfig {path} has no current context; check that it is the right file, or select a context \
+             with: kubectl --kubeconfig {path} config use-context CONTEXT"
     )]
     NoContext {
         /// The path of the kubeconfig.

@@ -60,7 +60,10 @@ impl Default for TunnelConfig {
 impl TunnelConfig {
     pub(super) fn check(&self) -> Result<(), FieldError> {
         if self.socket_mark == 0 {
-            return tunnel_error("socketMark", "must not be 0, because 0 means no mark");
+            return tunnel_error(
+                "socketMark",
+                "must not be 0, which is the mark of every unmarked socket; omit the field for the default, 0x10000",
+            );
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {

@@ -1,19 +1,19 @@
 //! Rewords serde's error messages, which contain Rust terms, for the authors of configuration files and
 //! manifests.
 
-/// Rust terms and texts of the standard library, and their replacements. A longer term comes before a shorter
-/// one that it contains.
-const TERMS: [(&str, &str); 14] = [
-    (
-        "invalid socket address syntax",
-        "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249",
-    ),
+/// The standard library's message about an address that can't be parsed, and its replacement.
+const ADDRESS: (&str, &str) = (
+    "invalid socket address syntax",
+    "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249",
+);
+
+/// The types in serde's messages, and their names for users.
+const TYPES: [(&str, &str); 12] = [
     ("unit value", "null"),
-    ("floating point", "number"),
-    ("a sequence", "a list"),
     ("sequence", "list"),
-    ("a map", "an object"),
+    ("a sequence", "a list"),
     ("map", "object"),
+    ("a map", "an object"),
     ("i32", "an integer"),
     ("i64", "an integer"),
     ("u8", "a number from 0 to 255"),
@@ -38,14 +38,15 @@ pub(crate) fn reword(message: &str) -> String {
         .find_map(|prefix| message.strip_prefix(prefix))
         .and_then(|rest| rest.rsplit_once(", expected "));
     if let Some((found, wanted)) = mismatch {
-        return format!("is {}, but must be {}", describe(found), replace(wanted));
+        return format!("is {}, but must be {}", describe(found), type_name(wanted));
     }
     match message.split_once(", expected ") {
         Some((unknown, known)) if unknown.starts_with("unknown variant `") => {
             let value = unknown.trim_start_matches("unknown variant ");
             format!("unsupported value {value}; use {known}")
         }
-        Some(_) | None => replace(message),
+        Some(_) | None if message == ADDRESS.0 => ADDRESS.1.to_owned(),
+        Some(_) | None => message.to_owned(),
     }
 }
 
@@ -60,7 +61,7 @@ fn describe(found: &str) -> String {
             let value = value.trim_start_matches("point ");
             format!("the number {}", value.trim_matches('`'))
         }
-        Some(_) | None => match replace(found).as_str() {
+        Some(_) | None => match type_name(found) {
             "null" => "null".to_owned(),
             kind if kind.starts_with('o') => format!("an {kind}"),
             kind => format!("a {kind}"),
@@ -68,14 +69,10 @@ fn describe(found: &str) -> String {
     }
 }
 
-/// Replaces the terms that are complete words.
-fn replace(text: &str) -> String {
-    for (term, replacement) in TERMS {
-        if text == term || (term.contains(' ') && text.contains(term)) {
-            return text.replace(term, replacement);
-        }
-    }
-    text.to_owned()
+/// Returns the name of a type for users.
+fn type_name(name: &str) -> &str {
+    let known = TYPES.iter().find(|(rust, _)| *rust == name);
+    known.map_or(name, |(_, replacement)| replacement)
 }
 
 #[cfg(test)]
@@ -125,7 +122,13 @@ mod tests {
                 "unknown variant `x`, expected `a` or `b`",
                 "unsupported value `x`; use `a` or `b`",
             ),
+            (
+                "invalid socket address syntax",
+                "must be an IP address and a port, such as 127.0.0.1:10249 or [::1]:10249",
+            ),
             ("missing field `program`", "missing field `program`"),
+            // A user's own words stay the same.
+            ("`a map` is not a duration", "`a map` is not a duration"),
         ] {
             assert_eq!(reword(serde), reworded);
         }

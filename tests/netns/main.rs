@@ -11,6 +11,7 @@ mod support;
 
 mod affinity;
 mod algorithms;
+mod attack;
 mod capabilities;
 mod cleanup;
 mod counters;

@@ -53,9 +53,16 @@ pub(crate) enum Tier {
     Packet,
     /// Real sockets with real kernel programs in network namespaces (needs root).
     Netns,
+    /// Hostile pods, tenants and peers: the part of the tiers `netns` and `tunnel` that attacks (needs root).
+    Attack,
 }
 
+/// The filter for the tests that the tier `attack` runs. Their modules are `attack` in the tier `netns`, and
+/// `attacks` in the tier `tunnel`.
+const ATTACK: &str = "attack";
+
 impl Tier {
+    /// The tiers that together run every test once.
     const ALL: [Self; 5] = [
         Self::Unit,
         Self::Golden,
@@ -71,13 +78,14 @@ impl Tier {
             Self::Tunnel => "tunnel",
             Self::Packet => "packet",
             Self::Netns => "netns",
+            Self::Attack => ATTACK,
         }
     }
 
     const fn needs_root(self) -> bool {
         match self {
             Self::Unit | Self::Golden | Self::Tunnel => false,
-            Self::Packet | Self::Netns => true,
+            Self::Packet | Self::Netns | Self::Attack => true,
         }
     }
 }
@@ -148,22 +156,26 @@ fn run_tier(tier: Tier, args: &[String]) -> Result<Outcome> {
         Tier::Tunnel => (&["tunnel-tests"], &["--test", "tunnel"]),
         Tier::Packet => (&["tunnel-tests"], &["--test", "packet"]),
         Tier::Netns => (&["tunnel-tests"], &["--test", "lab", "--test", "netns"]),
+        Tier::Attack => (&["tunnel-tests"], &["--test", "netns", "--test", "tunnel"]),
     };
     let mut command = match tier {
         Tier::Unit => workspace::cargo("test"),
-        Tier::Golden | Tier::Tunnel | Tier::Packet | Tier::Netns => cargo("test")?,
+        Tier::Golden | Tier::Tunnel | Tier::Packet | Tier::Netns | Tier::Attack => cargo("test")?,
     };
     command.args(packages.iter().flat_map(|name| ["--package", *name]));
     command.args(targets);
-    if matches!(tier, Tier::Tunnel | Tier::Packet | Tier::Netns) {
+    if !matches!(tier, Tier::Unit | Tier::Golden) {
         let [culvert, lab] = workspace_binaries::build(cargo("build")?, [CULVERT, LAB])?;
         command
             .env("CULVERT_BIN", culvert)
             .env("CULVERT_LAB_BIN", lab);
     }
     command.arg("--");
-    if tier == Tier::Netns {
+    if matches!(tier, Tier::Netns | Tier::Attack) {
         command.arg(INCLUDE_IGNORED);
+    }
+    if tier == Tier::Attack {
+        command.arg(ATTACK);
     }
     command.args(args);
     Ok(progress::run_visibly(&mut command)?.into())

@@ -56,7 +56,8 @@ pub struct SteeringRecord {
     pub removed_at: u64,
     /// The key for which the record was written.
     pub key: SteeringKey,
-    /// The steering address to which connections are sent.
+    /// The steering address to which connections are sent. In the record of the daemon's probe, the lower half
+    /// is the cookie of the socket that may connect to it.
     pub steering_address: Address,
     /// The ingress port to which connections are sent.
     pub ingress_port: Port,
@@ -74,8 +75,30 @@ impl SteeringRecord {
     /// Bit in the second entry of the map `host`: the IPv6 steering prefix has a route.
     pub const ROUTED_V6: u64 = 2;
     /// Kind: the daemon's probe. When the daemon connects to it, the kernel program stores the cookie of the
-    /// daemon's network namespace as the host's.
+    /// daemon's network namespace as the host's. [`SteeringRecord::probe_cookie`] identifies the socket from
+    /// which the daemon connects.
     pub const PROBE: u16 = 2;
+
+    /// Creates the record of the daemon's probe, for the socket that has this cookie.
+    #[must_use]
+    pub const fn probe(key: SteeringKey, cookie: u64) -> Self {
+        Self {
+            removed_at: 0,
+            key,
+            steering_address: Address::from_halves([0, cookie]),
+            ingress_port: key.port,
+            kind: Self::PROBE,
+        }
+    }
+
+    /// Returns the cookie of the socket from which the daemon connects to its probe. Meaningful only for
+    /// records of the kind [`SteeringRecord::PROBE`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn probe_cookie(&self) -> u64 {
+        let [_, cookie] = self.steering_address.halves();
+        cookie
+    }
 }
 
 const _: () = {

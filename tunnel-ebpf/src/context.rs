@@ -195,9 +195,9 @@ pub(crate) trait Sock {
         ((a | b | c | d) != 0).then_some(Address::from_words(words))
     }
 
-    /// Returns true if the socket belongs to the daemon.
+    /// Returns true if the socket has the mark of the daemon's sockets.
     #[inline(always)]
-    fn is_daemon_socket(&self) -> bool {
+    fn has_daemon_mark(&self) -> bool {
         let mark = OWN_MARK.load();
         mark != 0 && read_sock(self.context(), offset_of!(bpf_sock, mark)) == mark
     }

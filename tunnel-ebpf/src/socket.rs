@@ -27,7 +27,7 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
         return ALLOW;
     };
     let refusal = match find_frontend(sock, &key) {
-        Lookup::Found(_) if sock.is_daemon_socket() => return ALLOW,
+        Lookup::Found(_) if steering::is_daemon_socket(sock) => return ALLOW,
         Lookup::Found(record) => match translate(sock, Translations::of(sock), &key, record) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
@@ -74,7 +74,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
         return ALLOW;
     }
     let refusal = match record {
-        Some(_) if sock.is_daemon_socket() => return ALLOW,
+        Some(_) if steering::is_daemon_socket(sock) => return ALLOW,
         Some(record) => match translate(sock, translations, &key, record) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,

@@ -36,8 +36,8 @@ pub(crate) enum SteeringResult {
 /// connections are redirected, because kubelets serve nothing over UDP.
 #[inline(always)]
 pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
-    if key.protocol != Protocol::TCP || !context::is_steering_enabled() && !sock.is_daemon_socket()
-    {
+    // If nothing is steered, only the daemon's probe is looked up.
+    if key.protocol != Protocol::TCP || !context::is_steering_enabled() && !sock.has_daemon_mark() {
         return SteeringResult::NotSteered;
     }
     let record = match find(&SteeringKey::new(key.address, key.port)) {
@@ -46,13 +46,14 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
         Lookup::Unstable => return SteeringResult::Unstable,
     };
     if record.kind == SteeringRecord::PROBE {
-        // Only the daemon's sockets have the mark, so no other process can set the host's cookie.
-        if sock.is_daemon_socket() {
+        // A process in a user namespace of its own can set the daemon's mark, but no process can choose the
+        // cookie of its socket. So only the daemon can set the host's cookie.
+        if record.probe_cookie() == sock.cookie() {
             maps::store_host_namespace(sock.namespace());
         }
         return SteeringResult::Probe;
     }
-    if sock.is_daemon_socket() || sock.is_bound_to_device() && may_be_on_host(sock) {
+    if is_daemon_socket(sock) || sock.is_bound_to_device() && may_be_on_host(sock) {
         return SteeringResult::NotSteered;
     }
     let family = if key.address.is_v4() {
@@ -91,6 +92,14 @@ fn find(key: &SteeringKey) -> Lookup<(u32, &'static SteeringRecord)> {
 pub(crate) fn is_known_host<S: Sock>(sock: &S) -> bool {
     let host = maps::host_namespace();
     host != 0 && host == sock.namespace()
+}
+
+/// Returns true if a socket belongs to the daemon: it has the daemon's mark, and is in the daemon's network
+/// namespace, the host's. In a pod, a process with CAP_NET_RAW or in a user namespace of its own can set the
+/// mark, too.
+#[inline(always)]
+pub(crate) fn is_daemon_socket<S: Sock>(sock: &S) -> bool {
+    sock.has_daemon_mark() && may_be_on_host(sock)
 }
 
 /// Returns true if a socket may be in the host's network namespace. Until the host's cookie is known, returns

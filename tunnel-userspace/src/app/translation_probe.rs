@@ -89,15 +89,29 @@ pub(super) fn steering_key() -> SteeringKey {
     SteeringKey::new(Address::from_ip(IpAddr::V4(VIP)), Port::from_host(PORT))
 }
 
-/// Connects to [`steering_key`] from a socket that has the mark of Culvert's own sockets. The programs refuse
-/// the connect(), so no packet is sent.
-pub(super) fn connect_steering(mark: u32) {
-    let connected = Socket::new(Domain::IPV4, Type::STREAM, None).and_then(|socket| {
+/// The socket that connects to [`steering_key`]. The programs know it by its cookie.
+pub(super) struct SteeringProbe(Socket);
+
+impl SteeringProbe {
+    /// Creates the socket, with the mark of Culvert's own sockets.
+    pub(super) fn new(mark: u32) -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         socket.set_mark(mark)?;
         socket.set_nonblocking(true)?;
-        socket.connect(&SocketAddr::from((VIP, PORT)).into())
-    });
-    tracing::debug!(?connected, "steering probe sent");
+        Ok(Self(socket))
+    }
+
+    /// Returns the socket's cookie, a number that the kernel never gives to any other socket.
+    pub(super) fn cookie(&self) -> io::Result<u64> {
+        self.0.cookie()
+    }
+
+    /// Connects to [`steering_key`]. Returns true if the programs refused the connect(), as they must, so that
+    /// no packet was sent.
+    pub(super) fn connect(&self) -> bool {
+        let connected = self.0.connect(&SocketAddr::from((VIP, PORT)).into());
+        matches!(connected, Err(error) if error.kind() == io::ErrorKind::PermissionDenied)
+    }
 }
 
 /// Returns this process's v2 cgroup, as listed in `/proc/self/cgroup`.

@@ -241,8 +241,8 @@ impl SteeringMaps for KernelSteering {
         self.host.get(&0)
     }
 
-    fn reset_host_namespace(&mut self) -> Result<(), WriteError> {
-        self.host.write(&0, &0)
+    fn write_host_namespace(&mut self, cookie: u64) -> Result<(), WriteError> {
+        self.host.write(&0, &cookie)
     }
 
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {

@@ -129,15 +129,15 @@ pub trait SteeringMaps: Send {
     fn keys(&self) -> Result<Vec<(SteeringKey, u32)>, ReadError>;
     /// Returns the first `entries` records in order of index.
     fn records(&self, entries: u32) -> Result<Vec<SteeringRecord>, ReadError>;
-    /// Returns the cookie of the network namespace that the probe connected from, or 0 if no program has
-    /// stored one.
+    /// Returns the cookie of the host's network namespace, which is the one that the probe last connected
+    /// from, or 0 if no program has stored one.
     fn host_namespace(&self) -> Result<u64, ReadError>;
-    /// Resets the cookie of the probe's network namespace to 0.
+    /// Writes the cookie of the host's network namespace.
     ///
     /// # Errors
     ///
     /// Returns an error if the kernel refuses the write.
-    fn reset_host_namespace(&mut self) -> Result<(), WriteError>;
+    fn write_host_namespace(&mut self, cookie: u64) -> Result<(), WriteError>;
     /// Maps a key to the index of its record, inserting or updating the entry.
     ///
     /// # Errors

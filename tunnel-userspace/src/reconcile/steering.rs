@@ -66,6 +66,8 @@ pub struct SteeringView {
 pub struct SteeringReconciler<M> {
     maps: M,
     sizes: MapSizes,
+    /// The cookie of the host's network namespace, once the probe has shown it.
+    host_namespace: Option<u64>,
     settings: SteeringSettings,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
     config_map: Option<Arc<ConfigMap>>,
@@ -118,6 +120,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         let mut steering = Self {
             maps,
             sizes,
+            host_namespace: None,
             orphans: keys.keys().copied().collect(),
             settings,
             nodes: BTreeMap::new(),
@@ -315,35 +318,47 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         .then_some(index)
     }
 
-    /// Writes the key for the address and port that the daemon's probe connects to. When the probe connects,
-    /// the BPF program stores the cookie of the network namespace that the connection comes from.
+    /// Writes the key for the address and port that the daemon's probe connects to from the socket with the
+    /// given cookie. When this socket connects, the BPF program stores the cookie of its network namespace.
     ///
     /// # Errors
     ///
     /// Returns an error if the maps can't be written.
-    pub fn write_probe_key(&mut self, key: &SteeringKey) -> Result<(), WriteError> {
-        let record = SteeringRecord {
-            removed_at: 0,
-            key: *key,
-            steering_address: key.address,
-            ingress_port: key.port,
-            kind: SteeringRecord::PROBE,
-        };
+    pub fn write_probe_key(&mut self, key: &SteeringKey, cookie: u64) -> Result<(), WriteError> {
         let index = self.probe_index();
-        self.maps.reset_host_namespace()?;
-        self.maps.write_record(index, &record)?;
+        self.maps
+            .write_record(index, &SteeringRecord::probe(*key, cookie))?;
         self.maps.write_key(key, index)
     }
 
-    /// Removes the probe's key. Returns the network namespace cookie that the programs stored, or 0 if they
-    /// have not seen the probe's connect().
+    /// Removes the probe's key. Returns the cookie of the host's network namespace, or 0 if no program has
+    /// stored one. [`Self::repair_host_namespace`] keeps this cookie from now on.
     ///
     /// # Errors
     ///
     /// Returns an error if the maps can't be written or read.
     pub fn remove_probe_key(&mut self, key: &SteeringKey) -> Result<u64, AdoptError> {
         self.maps.delete_key(key)?;
-        Ok(self.maps.host_namespace()?)
+        let cookie = self.maps.host_namespace()?;
+        self.host_namespace = Some(cookie).filter(|cookie| *cookie != 0);
+        Ok(cookie)
+    }
+
+    /// Writes the cookie of the host's network namespace again if the map has another one. Returns true if it
+    /// had.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map can't be read or written.
+    pub fn repair_host_namespace(&mut self) -> Result<bool, AdoptError> {
+        let Some(cookie) = self.host_namespace else {
+            return Ok(false);
+        };
+        let differs = self.maps.host_namespace()? != cookie;
+        if differs {
+            self.maps.write_host_namespace(cookie)?;
+        }
+        Ok(differs)
     }
 
     /// Returns the indices of all records that no key refers to, except those marked as removed.

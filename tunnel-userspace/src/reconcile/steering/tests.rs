@@ -281,13 +281,34 @@ fn full_steering_maps_keep_their_entries_and_report_the_others() {
 }
 
 #[test]
+fn a_changed_cookie_of_the_hosts_namespace_is_written_again() {
+    let mut steering = steering_with(2, ["b"]);
+    let address = Address::from_ip(fixture::ip("192.0.0.8"));
+    let key = SteeringKey::new(address, Port::from_host(9));
+    steering.write_probe_key(&key, 7).expect("written");
+    steering.maps.host_namespace = 3;
+    assert!(
+        !steering
+            .repair_host_namespace()
+            .expect("nothing is known yet")
+    );
+
+    steering.remove_probe_key(&key).expect("removed");
+    assert!(!steering.repair_host_namespace().expect("equal"));
+    steering.maps.host_namespace = 4;
+    assert!(steering.repair_host_namespace().expect("written"));
+
+    assert_eq!(steering.maps.host_namespace, 3);
+}
+
+#[test]
 fn the_probe_fits_into_full_maps_and_is_removed() {
     let mut steering = steering_with(2, ["b"]);
     let before = (steering.maps.keys.clone(), published_targets(&steering));
     let address = Address::from_ip(fixture::ip("192.0.0.8"));
     let key = SteeringKey::new(address, Port::from_host(9));
 
-    steering.write_probe_key(&key).expect("written");
+    steering.write_probe_key(&key, 7).expect("written");
     assert_eq!(steering.maps.keys.len(), 3);
     // If the process is killed now, the next process removes the probe's key at startup.
     let killed = adopt(steering.maps.clone(), 2, NOW);

@@ -14,6 +14,7 @@ pub(super) struct Memory {
     pub(super) keys: BTreeMap<SteeringKey, u32>,
     pub(super) records: BTreeMap<u32, SteeringRecord>,
     pub(super) capacity: usize,
+    pub(super) host_namespace: u64,
     /// The number of further writes that will succeed, or `None` if all will.
     pub(super) writes_left: Option<u32>,
     /// The number of writes to a record in use that changed anything other than its removal time.
@@ -51,11 +52,13 @@ impl SteeringMaps for Memory {
     }
 
     fn host_namespace(&self) -> Result<u64, ReadError> {
-        Ok(0)
+        Ok(self.host_namespace)
     }
 
-    fn reset_host_namespace(&mut self) -> Result<(), WriteError> {
-        self.count_write()
+    fn write_host_namespace(&mut self, cookie: u64) -> Result<(), WriteError> {
+        self.count_write()?;
+        self.host_namespace = cookie;
+        Ok(())
     }
 
     fn write_key(&mut self, key: &SteeringKey, index: u32) -> Result<(), WriteError> {

@@ -1,3 +1,8 @@
 //! Tests in which an unprivileged user, a hostile pod, a tenant or an accident attacks the data path. Each test
 //! asserts that the victim's connections and replies are the same as without the attack, and that the attacker,
 //! or whatever is damaged or full, is named.
+
+mod damage;
+mod file_locks;
+mod host_namespace;
+mod stray_programs;

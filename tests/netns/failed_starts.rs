@@ -244,7 +244,13 @@ fn a_daemon_outside_of_its_cgroup_reports_that_and_leaves_no_program() -> Result
     let config = fs::read_to_string(scene.node.config_path())?;
     let path = directory.join("culvert.yaml");
     let lab = scene.node.network().lab().directory().display().to_string();
+    // Another cgroup, because the first daemon's programs are on its own cgroup.
+    let cgroup = scene.node.network().instance_cgroup();
+    let other_cgroup = cgroup.with_file_name("elsewhere");
+    fs::create_dir(&other_cgroup)?;
+    let [cgroup, other_cgroup] = [cgroup, other_cgroup].map(|path| path.display().to_string());
     let config = config
+        .replace(&cgroup, &other_cgroup)
         .replace(&format!("{lab}/bpffs"), &format!("{lab}/elsewhere/bpffs"))
         .replace(&format!("{lab}/state"), &format!("{lab}/elsewhere/state"));
     fs::write(&path, config)?;

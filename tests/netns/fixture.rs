@@ -164,6 +164,14 @@ impl Scene {
         .with_context(|| format!("{name} isn't programmed: {:?}", self.node.services()))
     }
 
+    /// Adds a field to the section `bpf` of the config. The daemon reads the config when it next starts.
+    pub(crate) fn configure_bpf(&self, field: &str) -> Result<()> {
+        let path = self.node.config_path();
+        let config = fs::read_to_string(&path)?;
+        let config = config.replace("bpf:\n", &format!("bpf:\n  {field}\n"));
+        fs::write(path, config).context("cannot write the config")
+    }
+
     /// Returns the backend with the given name.
     pub(crate) fn backend(&self, name: &str) -> Result<&Backend> {
         let backend = self.backends.iter().find(|it| it.name() == name);

@@ -13,7 +13,7 @@ use tunnel_tests::{
     test_name,
 };
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, Features, Guard, PinDirectory, ProgramSettings},
+    bpf::{self, Counters, DataPath, Features, Guard, LeftPins, PinDirectory, ProgramSettings},
     net::UplinkGuard as _,
     reconcile::MapSizes,
 };
@@ -134,9 +134,9 @@ fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
     ensure_eq("filters", filters(&node)?, usize::from(!tcx))
         .with_context(|| format!("tcx {tcx}"))?;
 
-    let foreign = on_host(&node, || Ok(pins.remove()?))?;
+    let left = on_host(&node, || Ok(pins.remove()?))?;
 
-    ensure!(foreign.is_empty(), "{foreign:?}");
+    ensure!(left == LeftPins::default(), "{left:?}");
     ensure!(
         probe_from_outside(&node) == ErrorKind::ConnectionRefused,
         "packets are still dropped after the cleanup, tcx {tcx}"

@@ -1,6 +1,6 @@
 //! The kernel programs on a node, as loaded by the test itself instead of a daemon.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{culvert_instance::NODE_NAME, node::Node};
@@ -27,7 +27,16 @@ impl Programs {
         features: Features,
         frontends: u32,
     ) -> Result<(Self, KernelMaps)> {
-        let pins = PinDirectory::lock(&node.bpffs())?;
+        Self::load_in(&node.bpffs(), features, frontends)
+    }
+
+    /// Like [`Self::load`], but with another pin directory.
+    pub(crate) fn load_in(
+        pins: &Path,
+        features: Features,
+        frontends: u32,
+    ) -> Result<(Self, KernelMaps)> {
+        let pins = PinDirectory::lock(pins)?;
         let sizes = MapSizes {
             frontends,
             slots: SLOTS,

@@ -162,6 +162,8 @@ reasons! {
         HealthPortInUse = 47, "health_port_in_use", "not served: another process or Service has this health check port; it is retried";
         /// Not programmed: the external IP belongs to no Node and to no Service's load balancer.
         ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
+        /// A program, link or pin of Culvert was missing, and has been restored.
+        ProgramRestored = 51, "program_restored", "a program, link or pin of Culvert was missing, and has been restored";
         /// Not programmed: there is no room for a load balancer's source ranges.
         SourceRangesFull = 52, "source_ranges_full", "not programmed: bpf.maps.sourceRanges is used up";
     }

@@ -38,7 +38,7 @@ pub use self::{
     status::{NodeSetup, NodeStatus, StartTimes, used_entries},
 };
 use crate::{
-    bpf::KernelLog,
+    bpf::{AttachmentView, KernelLog},
     identity::CertificateState,
     listen::UnboundPorts,
     net::NetworkView,
@@ -82,6 +82,8 @@ pub struct NodeViews {
     pub stats: watch::Receiver<ReconcileStats>,
     /// The kernel program whose events are logged, if any.
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
+    /// The state of the attached programs; empty until the first check.
+    pub attachment: watch::Receiver<AttachmentView>,
     /// The guarded uplinks and the steering routes; empty if steering is off.
     pub network: watch::Receiver<NetworkView>,
     /// The state of the task that terminates the sockets of removed backends.

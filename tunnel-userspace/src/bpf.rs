@@ -8,6 +8,8 @@
 //! - `data_path`: loads the programs with the pinned maps
 //! - `programs`: an object's loaded programs, shared by the modules that attach them
 //! - `attach`: attaches programs to the cgroup through pinned links
+//! - `attachment`: keeps the programs attached and pinned
+//! - `stray_programs`: finds attached programs that are not pinned in the pin directory
 //! - `kernel_log`: replaces one program with its logging variant, and reads its events
 //! - `batched_writes`: writes to the maps in batches
 //! - `guard`: attaches the guard to uplinks
@@ -23,6 +25,7 @@
 //! - `sys`: bpf(2) commands that aya lacks, and waiting for an RCU grace period
 
 mod attach;
+mod attachment;
 mod batched_writes;
 mod btf;
 mod cgroup;
@@ -43,11 +46,13 @@ mod probe;
 mod programs;
 mod socket_iterator;
 mod socket_storage;
+mod stray_programs;
 mod sys;
 
 pub(crate) use self::kernel_offsets::search_btf;
 pub use self::{
     attach::{AttachError, Attached},
+    attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
     data_path::{DataPath, Globals, LoadError, OBJECT, ProgramSettings},
     guard::{Guard, GuardError},
@@ -58,8 +63,10 @@ pub use self::{
     maps::{Counters, KernelMaps, KernelSteering},
     mounts::{MountError, mount_bpffs, mount_cgroups},
     path::PathError,
-    pin_directory::{PinDirectory, PinError},
+    pin::detach_pinned_link,
+    pin_directory::{LeftPins, PinDirectory, PinError},
     probe::{Features, ProbeError, probe},
     socket_storage::{SocketStorage, SocketStorageError},
+    stray_programs::{StrayError, StrayPrograms, detach_strays, take_over_strays},
     sys::RcuGrace,
 };

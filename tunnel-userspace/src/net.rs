@@ -98,6 +98,8 @@ pub struct NetworkSettings {
     pub prefixes: Vec<Prefix>,
     /// The routing protocol number that marks Culvert's routes.
     pub protocol: u8,
+    /// The interval between checks of the guards and routes.
+    pub check_interval: Duration,
     /// The path of the file in which the routes are recorded for the next process.
     pub record: PathBuf,
 }
@@ -253,7 +255,8 @@ impl<K: UplinkGuard> NetworkSetup<K> {
 
     /// Runs until the drain begins. The guards and routes are left in place.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut next = Instant::now() + CHECK_INTERVAL;
+        let check_interval = self.settings.check_interval;
+        let mut next = Instant::now() + check_interval;
         let mut reattach_at = next;
         loop {
             tokio::select! {
@@ -264,10 +267,11 @@ impl<K: UplinkGuard> NetworkSetup<K> {
                 () = sleep_until(next) => {
                     let reattach = Instant::now() >= reattach_at;
                     if reattach {
-                        reattach_at = Instant::now() + CHECK_INTERVAL;
+                        reattach_at = Instant::now() + check_interval;
                     }
                     let is_well = self.check(reattach).await;
-                    next = Instant::now() + if is_well { CHECK_INTERVAL } else { RETRY_DELAY };
+                    let retry_delay = RETRY_DELAY.min(check_interval);
+                    next = Instant::now() + if is_well { check_interval } else { retry_delay };
                 }
             }
         }

@@ -15,6 +15,7 @@
 //! - `listener_poll`: polls for local processes that listen on a Service's address
 //! - `map_access`: defines the traits for reading and writing maps
 //! - `migrate`: copies the contents of maps into maps of different sizes
+//! - `periodic_probe`: the test connections while the daemon runs
 //! - `port_problems`: tracks the service ports that can't be programmed as planned
 //! - `steering`: plans steering and writes the steering maps
 
@@ -25,6 +26,7 @@ mod listener_poll;
 mod map_access;
 mod map_sync;
 mod migrate;
+mod periodic_probe;
 mod port_problems;
 mod published_state;
 mod reconcile_loop;
@@ -43,6 +45,7 @@ pub use self::{
     },
     map_sync::ProbeFrontend,
     migrate::{MapTooSmall, ServiceMapsSnapshot, SteeringMapsSnapshot, write_unused_backends},
+    periodic_probe::DialProbe,
     port_problems::PortProblem,
     published_state::{
         EndpointView, FrontendView, Histogram, PortCounterList, PortCounters, PortView,

@@ -65,6 +65,7 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         kernel_log: watch::channel(None).1,
         for_each_service: Box::new(|_, _| ()),
         port_counts: Box::new(PortCounterList::default),
+        attachment: watch::Sender::default().subscribe(),
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
         tunnel: Box::new(TunnelView::default),

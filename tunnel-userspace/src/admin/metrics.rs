@@ -139,6 +139,7 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     encode_start(out, durations)?;
     encode_reasons(out, views, &stats, &source, tunnel.counts)?;
     encode_maps(out, views, &stats)?;
+    encode_programs(out, views, &stats)?;
     let help = "Services";
     out.gauge("culvert_services", help, number(stats.services))?;
     let refused = source.problems.iter().filter(|problem| !problem.ignored);
@@ -192,11 +193,13 @@ fn encode_reasons(
 ) -> fmt::Result {
     let mut counts = (views.kernel_counters)();
     let terminated = views.sockets.borrow().terminated;
+    let restored = views.attachment.borrow().restored_total;
     let ports_in_use = views.health_checks.borrow().ports_in_use_total;
     for (reason, total) in [
         (Reason::ObjectRejected, source.rejected_total),
         (Reason::FieldIgnored, source.ignored_total),
         (Reason::SocketTerminated, terminated),
+        (Reason::ProgramRestored, restored),
         (Reason::HealthPortInUse, ports_in_use),
     ] {
         *daemon_counts.entry(reason).or_default() += total;
@@ -233,6 +236,20 @@ fn encode_maps(
     let refused = refused.map(|(reason, n)| ([("reason", reason)], number(*n)));
     let help = "Service ports that are not programmed as desired";
     out.gauges("culvert_unprogrammed_service_ports", help, refused)
+}
+
+fn encode_programs(
+    out: &mut MetricsEncoder<'_>,
+    views: &NodeViews,
+    stats: &ReconcileStats,
+) -> fmt::Result {
+    let programs = views.attachment.borrow().clone();
+    let help = "Programs that are attached to the cgroup and in effect";
+    let in_effect = number(programs.in_effect);
+    out.gauge("culvert_programs_in_effect", help, in_effect)?;
+    let help = "1 if a program is not in effect, if programs or maps are not pinned, or if the probe of the programs fails";
+    let has_problem = !programs.problems.is_empty() || stats.probe_problem.is_some();
+    out.gauge("culvert_programs_error", help, has_problem)
 }
 
 fn encode_sockets(

@@ -36,6 +36,8 @@ impl Readiness {
         if !is_starting && !stats.synced {
             reasons.push("nothing is programmed yet".to_owned());
         }
+        reasons.extend(views.attachment.borrow().problems.iter().cloned());
+        reasons.extend(stats.probe_problem.clone());
         if let Some(since) = stats.failing_since {
             let ports = count(Reason::WriteFailed);
             reasons.push(format!(
@@ -118,6 +120,7 @@ pub async fn log_readiness(views: Arc<NodeViews>, mut draining: watch::Receiver<
     let mut starting = views.starting.clone();
     let mut stats = views.stats.clone();
     let mut listening = views.unbound_ports.subscribe();
+    let mut attachment = views.attachment.clone();
     let (mut logged, mut logged_problem) = (None, None);
     loop {
         let is_starting = starting.borrow_and_update().is_some();
@@ -143,6 +146,7 @@ pub async fn log_readiness(views: Arc<NodeViews>, mut draining: watch::Receiver<
             Ok(()) = starting.changed() => continue,
             Ok(()) = stats.changed() => {}
             Ok(()) = listening.changed() => {}
+            Ok(()) = attachment.changed() => {}
         }
         // Any sync may change a count in the reasons, so the log lines are rate-limited.
         tokio::select! {

@@ -10,8 +10,12 @@ use super::{
     readiness::{self, Readiness},
 };
 use crate::{
-    bpf::KernelLog, identity::CertificateState, net::NetworkView, reconcile::ReconcileStats,
-    sockets::TerminatorView, tunnel::NodeView,
+    bpf::{AttachmentView, KernelLog},
+    identity::CertificateState,
+    net::NetworkView,
+    reconcile::ReconcileStats,
+    sockets::TerminatorView,
+    tunnel::NodeView,
 };
 
 /// Values that never change while the daemon runs.
@@ -89,6 +93,9 @@ pub struct NodeStatus {
     /// The time that each startup step took.
     #[serde(default)]
     pub startup: StartTimes,
+    /// The state of the attached programs.
+    #[serde(default)]
+    pub programs: AttachmentView,
     /// The kernel program whose events are logged, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_log: Option<KernelLog>,
@@ -131,6 +138,7 @@ impl NodeStatus {
             node_missing: readiness::missing_node(views),
             setup: views.setup.clone(),
             startup: *views.start_times.borrow(),
+            programs: views.attachment.borrow().clone(),
             kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),

@@ -4,9 +4,13 @@ use std::{fs, io::ErrorKind, path::PathBuf};
 
 use super::{
     RoleError, failed, other_error,
-    state_dir::{StateDir, marker_path},
+    state_dir::{StateDir, lock_path, marker_path},
 };
-use crate::{bpf::PinDirectory, config::Config, net};
+use crate::{
+    bpf::{self, LeftPins, PinDirectory},
+    config::Config,
+    net,
+};
 
 /// Removes the programs, maps, routes and files that `culvert node` created with this config. Returns a line
 /// of text for each item that was removed or left alone.
@@ -26,24 +30,30 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     if routes > 0 {
         lines.push(format!("removed {routes} routes"));
     }
-    if let Some(pins_lock) = pins_lock {
-        let foreign = pins_lock.remove().map_err(other_error)?;
+    if let Some(pins_lock) = &pins_lock {
+        let LeftPins { foreign, newer } = pins_lock.remove().map_err(other_error)?;
         let links = pins.join("links");
-        if !foreign.iter().any(|path| path.starts_with(&links)) {
+        let mut left = foreign.iter().chain(&newer);
+        if !left.any(|path| path.starts_with(&links)) {
             let pins = pins.display();
             lines.push(format!("removed the programs and maps of {pins}"));
         }
-        let left_alone =
-            |path: PathBuf| format!("left alone, not created by Culvert: {}", path.display());
-        lines.extend(foreign.into_iter().map(left_alone));
+        let describe = |what: &'static str| {
+            move |path: PathBuf| format!("left alone, {what}: {}", path.display())
+        };
+        lines.extend(foreign.into_iter().map(describe("not created by Culvert")));
+        let by_newer = "created by a newer Culvert, whose `culvert cleanup` removes it";
+        lines.extend(newer.into_iter().map(describe(by_newer)));
     }
+    lines.extend(detach_strays(config, pins_lock.as_ref())?);
     let marker = marker_path(directory);
     // The state directory is removed last, and only if a daemon created it.
     let own_directory = marker.exists().then(|| directory.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
-    let files = sockets
-        .into_iter()
-        .chain([config.objects_snapshot(), marker]);
+    let files =
+        sockets
+            .into_iter()
+            .chain([config.objects_snapshot(), marker, lock_path(directory)]);
     for path in files.chain(own_directory) {
         let removed = if path == *directory {
             fs::remove_dir(&path)
@@ -51,7 +61,10 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
             fs::remove_file(&path)
         };
         let item = path.display();
+        // This process itself creates the lock, if there was none.
+        let is_lock = path == lock_path(directory);
         match removed.map_err(|error| (error.kind(), error)) {
+            Ok(()) if is_lock => {}
             Ok(()) => lines.push(format!("removed {item}")),
             Err((ErrorKind::NotFound, _)) => {}
             Err((ErrorKind::DirectoryNotEmpty, _)) => {
@@ -64,6 +77,31 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
         lines.push("nothing to remove".to_owned());
     }
     Ok(lines)
+}
+
+/// Detaches the programs of Culvert that are attached to the cgroup, but pinned nowhere or in another directory.
+/// Returns a line of text if there were any, or if they can't be found.
+fn detach_strays(
+    config: &Config,
+    pins: Option<&PinDirectory>,
+) -> Result<Option<String>, RoleError> {
+    let Ok(cgroup) = config.bpf.cgroup.0.clone().map_or_else(bpf::find_root, Ok) else {
+        return Ok(None);
+    };
+    if !cgroup.exists() {
+        return Ok(None);
+    }
+    let detached = bpf::detach_strays(pins, &cgroup).map_err(other_error)?;
+    let cgroup = cgroup.display();
+    Ok(match detached {
+        Some(0) => None,
+        Some(count) => Some(format!(
+            "detached {count} programs of Culvert from {cgroup} that were not pinned in this directory"
+        )),
+        None => Some(format!(
+            "left alone, cannot be inspected without CAP_SYS_ADMIN: programs on {cgroup} that are pinned elsewhere"
+        )),
+    })
 }
 
 /// Removes the routes for the steering prefixes, and returns how many there were.

@@ -1,5 +1,6 @@
 //! `culvert node`: starts a node's service proxy, and the tunnel's gateway and ingress.
 
+mod attachment_check;
 mod kernel_setup;
 mod socket_termination;
 mod start_timer;
@@ -65,10 +66,11 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     kernel.reconcile_loop.set_addresses(&addresses.borrow());
     let targets = kernel.reconcile_loop.steering().targets();
     let tunnel = NodeTunnel::open(&config, &mut tasks);
-    let sockets = watch::Sender::default();
+    let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
     let views = Arc::new(NodeViews {
         network,
         sockets: sockets.subscribe(),
+        attachment: attachment_view.subscribe(),
         tunnel: tunnel.view(targets.clone()),
         ..kernel.views(&config, sources.report(), starting)
     });
@@ -97,7 +99,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
     };
     if let Some(first) = first {
         log_first_update(&first);
-        kernel.write_and_attach(&config, first).await?;
+        let attachment = kernel.write_and_attach(&config, first).await?;
         // The other fields stay in `kernel`, so that the pins and the state directory remain locked until
         // this function returns.
         let KernelSetup {
@@ -106,12 +108,20 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
             ..
         } = kernel;
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
+        let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
         if let Some((network, inside)) = start_steering(&config, guard, links, network_view).await?
         {
             tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
             tasks.start("net", network.run(tasks.draining()));
         }
+        let check = attachment_check::run(
+            attachment,
+            config.bpf.check_interval,
+            attachment_view,
+            tasks.draining(),
+        );
+        tasks.start("programs", check);
         socket_termination::start(
             &config,
             sockets,
@@ -193,6 +203,7 @@ async fn start_steering(
         uplinks: config.service.uplinks.clone(),
         prefixes: steering.ranges(),
         protocol: steering.route_protocol,
+        check_interval: config.bpf.check_interval,
         record,
     };
     let mut network = NetworkSetup::open(settings, guard, links, view)

@@ -1,14 +1,20 @@
-//! `culvert prepare`: mounts the file systems that `culvert node` needs but may lack the privilege to mount.
+//! `culvert prepare`: does what `culvert node` needs but may lack the privilege to do: mounts file systems, and takes
+//! over the programs of an earlier Culvert whose pins are missing.
 
 use super::{RoleError, failed, other_error};
-use crate::{bpf, config::Config};
+use crate::{
+    bpf::{self, PinDirectory, PinError},
+    config::Config,
+};
 
-/// Mounts a BPF file system for the pins, and the cgroup v2 hierarchy, unless they are already mounted.
-/// Returns a line of text about each file system.
+/// Mounts a BPF file system for the pins, and the cgroup v2 hierarchy, unless they are already mounted. Then takes
+/// over or detaches programs of Culvert on the cgroup that are not pinned in the pin directory. Returns a line of
+/// text about each step.
 ///
 /// # Errors
 ///
-/// Returns an error if a file system can't be mounted, or if the configured cgroup is not a v2 cgroup.
+/// Returns an error if a file system can't be mounted, if the configured cgroup is not a v2 cgroup, or if programs of
+/// another Culvert that is running are attached to it.
 pub fn prepare_mounts(config: &Config) -> Result<Vec<String>, RoleError> {
     let pins = config.bpf.bpffs.display();
     let bpffs = match bpf::mount_bpffs(&config.bpf.bpffs).map_err(other_error)? {
@@ -25,5 +31,27 @@ pub fn prepare_mounts(config: &Config) -> Result<Vec<String>, RoleError> {
             None => "the cgroup v2 hierarchy is already mounted".to_owned(),
         },
     };
-    Ok(vec![bpffs, cgroups])
+    let mut lines = vec![bpffs, cgroups];
+    lines.extend(take_over_strays(config)?);
+    Ok(lines)
+}
+
+/// Takes over or detaches programs of Culvert that are not pinned in the pin directory. Returns a line of text if
+/// there was something to do.
+fn take_over_strays(config: &Config) -> Result<Option<String>, RoleError> {
+    let cgroup = match &config.bpf.cgroup.0 {
+        Some(path) => path.clone(),
+        None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
+    };
+    let pins = match PinDirectory::lock(&config.bpf.bpffs) {
+        Ok(pins) => pins,
+        // The daemon that is running does this itself.
+        Err(PinError::Locked { .. }) => return Ok(None),
+        Err(error) => return Err(failed("cannot use bpf.bpffs")(error)),
+    };
+    let strays = bpf::take_over_strays(&pins, &cgroup).map_err(other_error)?;
+    let detached = strays.detach().map_err(failed("cannot detach a program"))?;
+    Ok((detached > 0).then(|| {
+        format!("detached {detached} programs of an earlier Culvert, which are not pinned in this directory")
+    }))
 }

@@ -1,12 +1,18 @@
 //! The daemon's state directory (`stateDir`), and the lock that keeps a second daemon from using it.
+//!
+//! The lock is on a file that only the daemon's user can open, because any user who can open a file can lock it.
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File, OpenOptions},
     io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    unistd::geteuid,
+};
 
 /// The error returned if the state directory can't be created or locked.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +22,18 @@ pub(super) enum StateDirError {
     Locked {
         /// The path of the state directory.
         path: PathBuf,
+    },
+    /// Another user owns or may change the directory, or owns the file that is locked.
+    #[error(
+        "stateDir {path} can't be trusted: {difference}; correct it by: chown {own} {path} && chmod 700 {path}"
+    )]
+    Shared {
+        /// The path of the state directory or of the lock.
+        path: PathBuf,
+        /// The difference from a directory of this process's user.
+        difference: String,
+        /// The id of this process's user.
+        own: u32,
     },
     /// The file system returned an error.
     #[error("cannot use stateDir {path}")]
@@ -43,16 +61,50 @@ impl StateDir {
             source,
         };
         if !directory.is_dir() {
-            fs::create_dir_all(directory).map_err(failed)?;
+            if let Some(parent) = directory.parent() {
+                fs::create_dir_all(parent).map_err(failed)?;
+            }
+            let mut builder = DirBuilder::new();
+            builder.mode(0o700).create(directory).map_err(failed)?;
             fs::write(marker_path(directory), "").map_err(failed)?;
         }
-        let opened = File::open(directory).map_err(failed)?;
+        check_owner(directory, &fs::metadata(directory).map_err(failed)?)?;
+        let lock = lock_path(directory);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        options.custom_flags(libc::O_NOFOLLOW);
+        let opened = options.open(&lock).map_err(failed)?;
+        check_owner(&lock, &opened.metadata().map_err(failed)?)?;
         match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Self { _lock: lock }),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(StateDirError::Locked { path }),
             Err((_, error)) => Err(failed(error.into())),
         }
     }
+}
+
+/// Checks that only this process's user can change a file or directory.
+fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), StateDirError> {
+    let own = geteuid().as_raw();
+    let (owner, mode) = (metadata.uid(), metadata.mode());
+    let difference = if owner != own {
+        format!("user {owner} owns it, not user {own}")
+    } else if mode & 0o022 != 0 {
+        format!("its mode {:o} lets other users change it", mode & 0o7777)
+    } else {
+        return Ok(());
+    };
+    let path = path.to_owned();
+    Err(StateDirError::Shared {
+        path,
+        difference,
+        own,
+    })
+}
+
+/// Returns the path of the file that is locked.
+pub(super) fn lock_path(directory: &Path) -> PathBuf {
+    directory.join("lock")
 }
 
 /// Returns the path of the marker file. It exists if a daemon created the directory, which means that
@@ -63,7 +115,31 @@ pub(super) fn marker_path(directory: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+
+    #[test]
+    fn other_users_can_neither_lock_nor_change_the_state_directory() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let directory = dir.path().join("state");
+        let mode = |path: &Path| fs::metadata(path).expect("a file").mode() & 0o777;
+
+        let lock = StateDir::lock(&directory).expect("unlocked");
+        assert_eq!(mode(&directory), 0o700);
+        assert_eq!(mode(&lock_path(&directory)), 0o600);
+        drop(lock);
+
+        let writable = fs::Permissions::from_mode(0o1777);
+        fs::set_permissions(&directory, writable).expect("changed");
+        let error = StateDir::lock(&directory)
+            .expect_err("writable")
+            .to_string();
+        assert!(
+            error.contains("1777") && error.contains("chmod 700"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn a_state_directory_is_locked_by_one_daemon() {

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io, mem,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt as _,
@@ -73,32 +73,41 @@ fn hint(step: &str, path: &Path, source: &io::Error) -> String {
 }
 
 /// The result of attaching all programs to a cgroup.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[must_use = "dropping it detaches the links that are not pinned"]
 pub struct Attached {
-    /// The number of hooks whose program was replaced.
-    pub replaced: usize,
-    /// The new links, and the path at which to pin each. Dropping a link before it is pinned detaches it.
-    links: Vec<(PathBuf, OwnedFd)>,
+    /// The links, of which those that are not pinned yet have no other owner.
+    links: Vec<HeldLink>,
+    new_links: usize,
 }
 
 impl Attached {
     /// Returns how many hooks had no Culvert program before.
     #[must_use]
     pub const fn new_links(&self) -> usize {
-        self.links.len()
+        self.new_links
     }
 
-    /// Pins the new links, so that they outlive this process. Replaces any older pins at these paths, which
-    /// belong to links to another cgroup.
+    /// Returns how many hooks had a program of Culvert that was replaced.
+    #[must_use]
+    pub const fn replaced(&self) -> usize {
+        self.links.len() - self.new_links
+    }
+
+    /// Pins the links that are not pinned yet, so that they outlive this process. Replaces any older pins at
+    /// these paths, which belong to links to another cgroup.
     ///
     /// # Errors
     ///
     /// Returns an error if a pin can't be created or replaced.
-    pub fn pin(self) -> io::Result<()> {
+    pub fn pin(&self) -> io::Result<()> {
+        let mut links = self.links.iter();
+        links.try_for_each(|link| link.repair_pin().map(drop))
+    }
+
+    /// Returns the links. Dropping one that is not pinned detaches its program.
+    pub(super) fn into_links(self) -> Vec<HeldLink> {
         self.links
-            .iter()
-            .try_for_each(|(pin, link)| replace_pin(link.as_fd(), pin))
     }
 }
 
@@ -108,11 +117,11 @@ pub(super) fn attach(
     links: &Path,
     cgroup: &Path,
 ) -> Result<Attached, AttachError> {
-    let directory = File::open(cgroup).map_err(path::failed("open cgroup", cgroup))?;
-    let metadata = directory.metadata();
-    let number = metadata.map_err(path::failed("open cgroup", cgroup))?.ino();
-    let target = LinkTarget::Cgroup(directory.as_fd(), number);
-    let mut attached = Attached::default();
+    let directory = OpenCgroup::open(cgroup)?;
+    let mut attached = Attached {
+        links: Vec::new(),
+        new_links: 0,
+    };
     for row in Program::at_attach_point(AttachPoint::Cgroup) {
         let failed = |(step, source)| AttachError::Step {
             step,
@@ -122,50 +131,144 @@ pub(super) fn attach(
         };
         let program = programs.fd(row).map_err(|error| failed(("load", error)))?;
         let pin = links.join(row.name);
-        match attach_program(&program, row, target, &pin).map_err(failed)? {
-            AttachResult::Replaced => attached.replaced += 1,
-            AttachResult::Created(link) => attached.links.push((pin, link)),
-        }
+        let (link, is_new) =
+            HeldLink::attach(row, program, directory.target(), pin).map_err(failed)?;
+        attached.new_links += usize::from(is_new);
+        attached.links.push(link);
     }
     Ok(attached)
+}
+
+/// A cgroup's directory, opened.
+#[derive(Debug)]
+pub(super) struct OpenCgroup {
+    directory: File,
+    number: u64,
+}
+
+impl OpenCgroup {
+    pub(super) fn open(cgroup: &Path) -> Result<Self, PathError> {
+        let directory = File::open(cgroup).map_err(path::failed("open cgroup", cgroup))?;
+        let metadata = directory.metadata();
+        let number = metadata.map_err(path::failed("open cgroup", cgroup))?.ino();
+        Ok(Self { directory, number })
+    }
+
+    /// Returns the cgroup as the target of links.
+    pub(super) fn target(&self) -> LinkTarget<'_> {
+        LinkTarget::Cgroup(self.directory.as_fd(), self.number)
+    }
+
+    /// Returns the numbers of the programs that run for a hook of the cgroup. If `with_ancestors` is false,
+    /// leaves out those that are attached to its ancestors.
+    pub(super) fn programs(&self, row: &Program, with_ancestors: bool) -> io::Result<Vec<u32>> {
+        sys::attached_programs(self.directory.as_fd(), row.hook, with_ancestors)
+    }
 }
 
 /// The name of the step that attaches a program to a hook without a Culvert program.
 const ATTACH: &str = "attach";
 
-/// The result of attaching one program.
-pub(super) enum AttachResult {
-    /// An existing link's program was replaced.
-    Replaced,
-    /// A new link was created. Dropping it before it is pinned detaches the program.
-    Created(OwnedFd),
+/// A link that attaches a program. It is held open, so that the program stays attached even if the pin is
+/// removed.
+#[derive(Debug)]
+pub(super) struct HeldLink {
+    row: &'static Program,
+    program: ProgramFd,
+    link: OwnedFd,
+    pin: PathBuf,
 }
 
-/// Replaces the program of a pinned link, or creates a link if there is none. On failure, returns the step
-/// that failed along with the error.
-pub(super) fn attach_program(
-    program: &ProgramFd,
-    row: &Program,
-    target: LinkTarget<'_>,
-    pin: &Path,
-) -> Result<AttachResult, (&'static str, io::Error)> {
-    let failed = |step| move |error| (step, error);
-    let existing =
-        open_link(pin, target.link_info(row.hook)).map_err(failed("open the link of"))?;
-    if let Some(link) = existing {
-        sys::update_link(link.as_fd(), program).map_err(failed("replace"))?;
-        return Ok(AttachResult::Replaced);
+impl HeldLink {
+    /// Replaces the program of a pinned link, or creates a link if there is none; true if it was created.
+    /// Dropping a new link before it is pinned detaches the program. On failure, returns the step that failed
+    /// along with the error.
+    pub(super) fn attach(
+        row: &'static Program,
+        program: ProgramFd,
+        target: LinkTarget<'_>,
+        pin: PathBuf,
+    ) -> Result<(Self, bool), (&'static str, io::Error)> {
+        let failed = |step| move |error| (step, error);
+        let existing =
+            open_link(&pin, target.link_info(row.hook)).map_err(failed("open the link of"))?;
+        let is_new = existing.is_none();
+        let link = match existing {
+            Some(link) => {
+                sys::update_link(link.as_fd(), &program).map_err(failed("replace"))?;
+                link
+            }
+            None => sys::create_link(program.as_fd(), target, row.hook).map_err(failed(ATTACH))?,
+        };
+        let held = Self {
+            row,
+            program,
+            link,
+            pin,
+        };
+        Ok((held, is_new))
     }
-    let created = sys::create_link(program.as_fd(), target, row.hook);
-    created.map(AttachResult::Created).map_err(failed(ATTACH))
+
+    pub(super) const fn row(&self) -> &'static Program {
+        self.row
+    }
+
+    /// Pins the link, replacing any older pin at the path.
+    pub(super) fn pin(&self) -> io::Result<()> {
+        replace_pin(self.link.as_fd(), &self.pin)
+    }
+
+    /// Returns the number of the attached program.
+    pub(super) fn program_id(&self) -> io::Result<u32> {
+        sys::object_id(self.program.as_fd())
+    }
+
+    /// Replaces the attached program; returns the previous one.
+    pub(super) fn replace_program(&mut self, program: ProgramFd) -> io::Result<ProgramFd> {
+        sys::update_link(self.link.as_fd(), &program)?;
+        Ok(mem::replace(&mut self.program, program))
+    }
+
+    /// Attaches the program again if it is not attached to the target any more, and puts it back if the link
+    /// runs another one. Returns a description of what was repaired.
+    pub(super) fn repair(&mut self, target: LinkTarget<'_>) -> io::Result<Option<String>> {
+        let name = self.row.name;
+        if sys::link_info(self.link.as_fd())? != Some(target.link_info(self.row.hook)) {
+            self.link = sys::create_link(self.program.as_fd(), target, self.row.hook)?;
+            return Ok(Some(format!("program {name} was detached")));
+        }
+        let ids = sys::link_ids(self.link.as_fd())?;
+        if ids.map(|ids| ids.program) == Some(self.program_id()?) {
+            return Ok(None);
+        }
+        sys::update_link(self.link.as_fd(), &self.program)?;
+        Ok(Some(format!("program {name} had been replaced by another")))
+    }
+
+    /// Pins the link again if its pin is missing or is another object. Returns a description of what was
+    /// repaired.
+    pub(super) fn repair_pin(&self) -> io::Result<Option<String>> {
+        let own = sys::link_ids(self.link.as_fd())?;
+        let is_pinned = match sys::open_pin(&self.pin) {
+            Ok(found) => {
+                sys::link_ids(found.as_fd())?.map(|ids| ids.link) == own.map(|ids| ids.link)
+            }
+            Err(_missing) => false,
+        };
+        if is_pinned {
+            return Ok(None);
+        }
+        self.pin()?;
+        Ok(Some(format!("the pin {} was missing", self.pin.display())))
+    }
 }
 
-/// Pins a link, or a filter's program, replacing any older pin at the path.
-pub(super) fn replace_pin(link: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
-    match sys::pin(link, pin) {
+/// Pins a map, a link, or a filter's program, replacing any older pin at the path.
+pub(super) fn replace_pin(object: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
+    match sys::pin(object, pin) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(pin)?;
-            sys::pin(link, pin)
+            sys::pin(object, pin)
         }
         other => other,
     }

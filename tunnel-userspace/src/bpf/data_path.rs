@@ -16,11 +16,13 @@ use tunnel_common::{
 
 use super::{
     attach::{self, AttachError, Attached},
+    attachment::Attachment,
     guard::Guard,
     kernel_offsets::KernelOffsets,
     maps::{Counters, KernelMaps, KernelSteering},
     migration::{self, StartMaps},
     open_connections::OpenConnections,
+    path,
     pin_directory::{PinDirectory, PinError},
     probe::Features,
     programs::{self, Programs},
@@ -316,6 +318,23 @@ impl DataPath {
         let open_connections = || Arc::clone(&self.open_connections);
         let maps = KernelMaps::open_with(&self.maps, open_connections(), self.is_new)?;
         Ok((maps, Counters::open(&self.maps, open_connections())?))
+    }
+
+    /// Pins the links of attached programs, so that the programs outlive this process. Returns a value that
+    /// holds the links and the maps.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a link can't be pinned, or if a map's pin can't be opened.
+    pub fn hold(
+        &self,
+        attached: Attached,
+        pins: Arc<PinDirectory>,
+        cgroup: &Path,
+    ) -> Result<Attachment, PinError> {
+        let pinned = attached.pin();
+        pinned.map_err(path::failed("pin programs in", &self.links))?;
+        Attachment::new(pins, cgroup, attached.into_links())
     }
 
     /// Attaches the programs to a cgroup, replacing any that are already attached.

@@ -20,7 +20,8 @@ use nix::net::if_::if_indextoname;
 use tunnel_common::{steering::SteeringRecord, table::GUARD};
 
 use super::{
-    attach::{self, AttachResult},
+    attach::{self, HeldLink},
+    attachment::Attachment,
     probe::Features,
     programs::{Programs, to_io_error},
     sys::{self, LinkTarget, MapHandle},
@@ -54,8 +55,10 @@ pub struct Guard {
     programs: Programs,
     links: PathBuf,
     features: Features,
-    /// The devices to which this process has attached the guard.
-    attached: BTreeSet<u32>,
+    /// The devices to which this process has attached the guard, each with its link. A filter has no link.
+    attached: BTreeMap<u32, Option<HeldLink>>,
+    /// The view that shows what was restored.
+    attachment: Option<Attachment>,
     host: MapHandle<u32, u64>,
     /// The address families that were last written to `host`.
     routed_families: Option<u64>,
@@ -72,9 +75,19 @@ impl Guard {
             programs,
             links,
             features,
-            attached: BTreeSet::new(),
+            attached: BTreeMap::new(),
+            attachment: None,
             host,
             routed_families: None,
+        }
+    }
+
+    /// Makes the guard show what it restores in the view of the attached programs.
+    #[must_use]
+    pub fn with_attachment(self, attachment: Attachment) -> Self {
+        Self {
+            attachment: Some(attachment),
+            ..self
         }
     }
 
@@ -94,23 +107,41 @@ impl Guard {
         })
     }
 
-    fn attach_to(&self, device: u32, name: &str) -> Result<(), GuardError> {
+    /// Attaches the guard to a device, or repairs its link.
+    fn attach_to(&mut self, device: u32, name: &str) -> Result<(), GuardError> {
         let pin = self.links.join(attach::pin_name(&GUARD, device));
         let attached = if self.features.tcx {
-            self.attach_link(device, &pin)
+            self.attach_link(device, pin)
         } else {
-            self.attach_filter(name, &pin)
+            self.attach_filter(name, &pin).map(|()| None)
         };
-        attached.map_err(failed(format!("attach the guard to uplink {name}")))
+        let link = attached.map_err(failed(format!("attach the guard to uplink {name}")))?;
+        if self.attached.insert(device, link).is_none() {
+            tracing::info!(uplink = %name, "guard attached: it drops packets from this uplink to steering prefixes");
+        }
+        Ok(())
     }
 
-    fn attach_link(&self, device: u32, pin: &Path) -> io::Result<()> {
-        let program = self.programs.fd(&GUARD)?;
-        let attached = attach::attach_program(&program, &GUARD, LinkTarget::Device(device), pin);
-        match attached.map_err(|(_, error)| error)? {
-            AttachResult::Replaced => Ok(()),
-            AttachResult::Created(link) => attach::replace_pin(link.as_fd(), pin),
+    fn attach_link(&mut self, device: u32, pin: PathBuf) -> io::Result<Option<HeldLink>> {
+        let target = LinkTarget::Device(device);
+        if let Some(Some(mut held)) = self.attached.remove(&device) {
+            let restored = held.repair(target)?;
+            for what in restored.into_iter().chain(held.repair_pin()?) {
+                match &self.attachment {
+                    Some(attachment) => attachment.record_restored(what),
+                    None => tracing::warn!(what, "restored"),
+                }
+            }
+            self.attached.insert(device, None);
+            return Ok(Some(held));
         }
+        let program = self.programs.fd(&GUARD)?;
+        let attached = HeldLink::attach(&GUARD, program, target, pin);
+        let (link, is_new) = attached.map_err(|(_, error)| error)?;
+        if is_new {
+            link.pin()?;
+        }
+        Ok(Some(link))
     }
 
     fn attach_filter(&self, name: &str, pin: &Path) -> io::Result<()> {
@@ -149,23 +180,17 @@ impl UplinkGuard for Guard {
         uplinks: &BTreeMap<u32, String>,
         reattach: bool,
     ) -> Result<(), GuardError> {
-        self.attached.retain(|device| uplinks.contains_key(device));
+        self.attached
+            .retain(|device, _| uplinks.contains_key(device));
         let mut first = Ok(());
         for (device, name) in uplinks {
-            if !reattach && self.attached.contains(device) {
+            if !reattach && self.attached.contains_key(device) {
                 continue;
             }
             // Continues after a failure, so that all other devices are still guarded.
-            match self.attach_to(*device, name) {
-                Ok(()) => {
-                    if self.attached.insert(*device) {
-                        tracing::info!(uplink = %name, "guard attached: it drops packets from this uplink to steering prefixes");
-                    }
-                }
-                Err(error) => {
-                    self.attached.remove(device);
-                    first = first.and(Err(error));
-                }
+            if let Err(error) = self.attach_to(*device, name) {
+                self.attached.remove(device);
+                first = first.and(Err(error));
             }
         }
         first

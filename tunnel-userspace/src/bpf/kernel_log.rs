@@ -4,9 +4,8 @@
 use std::{
     convert::Infallible,
     error::Error,
-    fmt, io, mem,
+    fmt, mem,
     net::IpAddr,
-    os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -27,9 +26,9 @@ use tunnel_common::{
 };
 
 use super::{
+    attachment::Attachment,
     data_path::{self, DataPath},
     programs::{self, Programs},
-    sys,
 };
 
 /// The object that contains the programs' logging variants, compiled by the build script.
@@ -93,8 +92,8 @@ pub struct KernelLogError {
 /// its logging variant stays attached until the daemon next starts.
 pub struct LoggingProgram {
     program: String,
-    /// The link, and the plain program to restore; `None` for the guard.
-    plain: Option<(OwnedFd, ProgramFd)>,
+    /// The attached programs, and the plain program to restore; `None` for the guard.
+    plain: Option<(Attachment, &'static Program, ProgramFd)>,
     /// Stops the reader when dropped.
     stop: Option<Sender<Infallible>>,
     reader: Option<JoinHandle<()>>,
@@ -108,7 +107,11 @@ impl DataPath {
     ///
     /// Returns an error if there is no such program, if it is not attached, or if the kernel rejects the
     /// variant.
-    pub fn enable_logging(&mut self, wanted: &KernelLog) -> Result<LoggingProgram, KernelLogError> {
+    pub fn enable_logging(
+        &mut self,
+        wanted: &KernelLog,
+        attachment: &Attachment,
+    ) -> Result<LoggingProgram, KernelLogError> {
         let KernelLog { program, level } = wanted;
         let failed = |step| {
             let program = program.clone();
@@ -140,8 +143,11 @@ impl DataPath {
                 None
             }
             AttachPoint::Cgroup => {
-                let replaced = self.replace_program(row, &variant);
-                Some(replaced.map_err(|error| failed("attach")(error.into()))?)
+                let replaced = variant
+                    .fd(row)
+                    .and_then(|program| attachment.replace_program(row, program));
+                let plain = replaced.map_err(|error| failed("attach")(error.into()))?;
+                Some((attachment.clone(), row, plain))
             }
         };
         Ok(LoggingProgram {
@@ -164,24 +170,12 @@ impl DataPath {
         programs::load(&mut variant, row)?;
         Ok(variant)
     }
-
-    /// Replaces a pinned link's program with its variant; returns the link and the plain program.
-    fn replace_program(
-        &self,
-        row: &Program,
-        variant: &Programs,
-    ) -> io::Result<(OwnedFd, ProgramFd)> {
-        let plain = self.programs.fd(row)?;
-        let link = sys::open_pin(&self.links.join(row.name))?;
-        sys::update_link(link.as_fd(), &variant.fd(row)?)?;
-        Ok((link, plain))
-    }
 }
 
 impl Drop for LoggingProgram {
     fn drop(&mut self) {
-        if let Some((link, plain)) = self.plain.take()
-            && let Err(error) = sys::update_link(link.as_fd(), &plain)
+        if let Some((attachment, row, plain)) = self.plain.take()
+            && let Err(error) = attachment.replace_program(row, plain)
         {
             let (program, error) = (&self.program, &error as &dyn Error);
             tracing::warn!(

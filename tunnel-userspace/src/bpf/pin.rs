@@ -16,6 +16,16 @@ use super::{
     pin_directory::PinError, sys,
 };
 
+/// Detaches the program of a pinned link immediately. The pin stays.
+///
+/// # Errors
+///
+/// Returns an error if there is no such pin, if it is not a link, or if the link is already detached.
+pub fn detach_pinned_link(pin: &Path) -> io::Result<()> {
+    let link = sys::open_pin(pin)?;
+    sys::detach_link(link.as_fd())
+}
+
 /// An entry in the pin directory or in one of its subdirectories: a pin, or something foreign.
 pub(super) struct Pin {
     pub(super) name: String,
@@ -104,9 +114,8 @@ impl Pin {
         if let Some((_, Some(device))) = attach::parse_pin_name(&self.name) {
             guard::remove_filter(path, device).map_err(failed("detach the filter of", path))?;
         }
-        let pin = sys::open_pin(path).map_err(failed("open", path))?;
         // Maps can't be detached, and links to a removed cgroup are already detached.
-        if let Err(error) = sys::detach_link(pin.as_fd()) {
+        if let Err(error) = detach_pinned_link(path) {
             tracing::debug!(%error, pin = %path.display(), "nothing to detach");
         }
         Ok(fs::remove_file(path).map_err(failed("remove", path))?)

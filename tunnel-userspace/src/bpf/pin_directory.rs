@@ -3,15 +3,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
+    fs::{self, DirBuilder, File, Permissions},
     io::ErrorKind,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use nix::{
     fcntl::{Flock, FlockArg},
     sys::statfs::BPF_FS_MAGIC,
+    unistd::geteuid,
 };
 use tunnel_common::{
     LAYOUT_VERSION,
@@ -42,6 +44,18 @@ pub enum PinError {
         path: PathBuf,
         /// The process that holds the lock, if known.
         pid: Option<u32>,
+    },
+    /// The directory belongs to another user.
+    #[error(
+        "{path} belongs to user {owner}, not to user {own}, so its content can't be trusted; remove it first: rm -r {path}"
+    )]
+    Owner {
+        /// The directory.
+        path: PathBuf,
+        /// The id of the user that owns the directory.
+        owner: u32,
+        /// The id of this process's user.
+        own: u32,
     },
     /// The directory contains maps with a newer layout.
     #[error(
@@ -101,7 +115,8 @@ const CURRENT_DIRECTORY: Directory = Directory::new(LAYOUT_VERSION, DirectoryRol
 #[derive(Debug)]
 pub struct PinDirectory {
     root: PathBuf,
-    _lock: Flock<File>,
+    /// The directory, opened. Only this user can open it, so no other user can lock it.
+    lock: Mutex<Flock<File>>,
 }
 
 impl PinDirectory {
@@ -112,31 +127,34 @@ impl PinDirectory {
     /// Returns an error if the directory is not on a BPF file system, can't be created, or is locked by
     /// another process.
     pub fn lock(root: &Path) -> Result<Self, PinError> {
-        let parent = nearest_existing(root);
-        let kind = file_system_type(parent)?;
-        if kind != BPF_FS_MAGIC {
-            let usual = Path::new("/sys/fs/bpf");
-            let mount = if root.starts_with(usual) {
-                usual
-            } else {
-                parent
-            };
-            let (path, mount) = (root.to_owned(), mount.to_owned());
-            return Err(PinError::NotBpf { path, mount });
+        Ok(Self {
+            root: root.to_owned(),
+            lock: Mutex::new(lock_directory(root)?),
+        })
+    }
+
+    /// Creates and locks the directory again if it was removed, or if another file system was mounted in its
+    /// place. Returns true if it was.
+    pub(super) fn relock(&self) -> Result<bool, PinError> {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let locked = lock.metadata().map_err(failed("inspect", &self.root))?;
+        let is_same = fs::metadata(&self.root).is_ok_and(|found| number(found) == number(locked));
+        if !is_same {
+            *lock = lock_directory(&self.root)?;
         }
-        fs::create_dir_all(root).map_err(failed("create", root))?;
-        let directory = File::open(root).map_err(failed("open", root))?;
-        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self {
-                root: root.to_owned(),
-                _lock: lock,
-            }),
-            Err((directory, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Locked {
-                path: root.to_owned(),
-                pid: find_lock_owner(&directory),
-            }),
-            Err((_, error)) => Err(failed("lock", root)(error.into()).into()),
+        Ok(!is_same)
+    }
+
+    /// Returns true if the directory contains neither maps nor links.
+    pub(super) fn is_empty(&self) -> Result<bool, PinError> {
+        let is_empty = |pin: &Pin| Pin::all(&pin.path).map(|pins| pins.is_empty());
+        for pin in Pin::all(&self.root)? {
+            if !is_empty(&pin)? {
+                return Ok(false);
+            }
         }
+        Ok(true)
     }
 
     /// Returns the path of the pin directory itself.
@@ -338,33 +356,95 @@ impl PinDirectory {
         Ok(())
     }
 
-    /// Detaches the programs, and removes the links, maps and directories that Culvert created. Returns the
-    /// paths of everything else, which is left in place. While maps with a newer layout exist, the links are
-    /// left in place, too, since their programs belong to a newer version.
+    /// Detaches the programs, and removes the links, maps and directories that Culvert created. Returns what is
+    /// left in place. While maps with a newer layout exist, the links are left in place, too, since their
+    /// programs belong to a newer version.
     ///
     /// # Errors
     ///
     /// Returns an error if a program can't be detached, or if a file or directory can't be removed.
-    pub fn remove(self) -> Result<Vec<PathBuf>, PinError> {
+    pub fn remove(&self) -> Result<LeftPins, PinError> {
         let (known, mut foreign) = self.entries()?;
         let is_known = |directory: &Directory| directory.layout <= LAYOUT_VERSION;
         let (known, newer): (Vec<_>, Vec<_>) = known.into_iter().partition(is_known);
-        foreign.extend(newer.iter().map(|directory| self.path(*directory)));
+        let mut newer: Vec<_> = newer
+            .iter()
+            .map(|directory| self.path(*directory))
+            .collect();
         // Programs are removed first, since they use the maps.
         if newer.is_empty() {
             remove_known(&self.links(), Pin::check_link, &mut foreign)?;
         } else {
-            foreign.push(self.links());
+            newer.push(self.links());
         }
         for directory in known {
             let is_map = |pin: &Pin| pin.check_map(directory);
             remove_known(&self.path(directory), is_map, &mut foreign)?;
         }
-        if foreign.is_empty() {
+        if foreign.is_empty() && newer.is_empty() {
             fs::remove_dir(&self.root).map_err(failed("remove", &self.root))?;
         }
-        Ok(foreign)
+        Ok(LeftPins { foreign, newer })
     }
+}
+
+/// Creates a directory on a BPF file system if it is missing, and locks it.
+fn lock_directory(root: &Path) -> Result<Flock<File>, PinError> {
+    let parent = nearest_existing(root);
+    let kind = file_system_type(parent)?;
+    if kind != BPF_FS_MAGIC {
+        let usual = Path::new("/sys/fs/bpf");
+        let mount = if root.starts_with(usual) {
+            usual
+        } else {
+            parent
+        };
+        let (path, mount) = (root.to_owned(), mount.to_owned());
+        return Err(PinError::NotBpf { path, mount });
+    }
+    create_private(root)?;
+    let directory = File::open(root).map_err(failed("open", root))?;
+    match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(lock),
+        Err((directory, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Locked {
+            path: root.to_owned(),
+            pid: find_lock_owner(&directory),
+        }),
+        Err((_, error)) => Err(failed("lock", root)(error.into()).into()),
+    }
+}
+
+/// The paths in the pin directory that [`PinDirectory::remove`] leaves in place.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct LeftPins {
+    /// Those that Culvert did not create.
+    pub foreign: Vec<PathBuf>,
+    /// The maps with a newer layout, and the links to their programs.
+    pub newer: Vec<PathBuf>,
+}
+
+/// Creates a directory that only this user can open, or makes an existing one so.
+fn create_private(root: &Path) -> Result<(), PinError> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder.create(root).map_err(failed("create", root))?;
+    let own = geteuid().as_raw();
+    let inspected = [fs::symlink_metadata(root), fs::metadata(root)];
+    let mut is_private = true;
+    for metadata in inspected {
+        let metadata = metadata.map_err(failed("inspect", root))?;
+        let owner = metadata.uid();
+        if owner != own {
+            let path = root.to_owned();
+            return Err(PinError::Owner { path, owner, own });
+        }
+        is_private = metadata.mode() & 0o077 == 0;
+    }
+    if !is_private {
+        let private = Permissions::from_mode(0o700);
+        fs::set_permissions(root, private).map_err(failed("change the mode of", root))?;
+    }
+    Ok(())
 }
 
 /// Removes the pins in a directory that pass a check, and then the directory itself if it is empty.

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "bpf(2) has no safe wrapper")]
 
 mod grace;
+mod loaded_objects;
 mod map_handle;
 mod mapped_counters;
 
@@ -22,7 +23,13 @@ use tunnel_common::table::{AttachPoint, GUARD, Map, ProgramType};
 use zerocopy::IntoBytes as _;
 
 pub use self::grace::RcuGrace;
-pub(super) use self::{map_handle::MapHandle, mapped_counters::MappedCounters};
+pub(super) use self::{
+    loaded_objects::{
+        LoadedMap, attached_programs, link_by_id, loaded_links, map_by_id, program_by_id,
+    },
+    map_handle::MapHandle,
+    mapped_counters::MappedCounters,
+};
 use super::map_spec::MapSpec;
 use crate::reconcile::ReadError;
 
@@ -209,6 +216,29 @@ pub(super) struct LinkInfo {
     pub(super) target_id: u64,
     /// The hook.
     pub(super) hook: u32,
+}
+
+/// A link's number, and the number of its program. The kernel never uses the same number for two links or for
+/// two programs that exist at the same time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct LinkIds {
+    pub(super) link: u32,
+    pub(super) program: u32,
+}
+
+/// Reads the numbers of a link and of its program. Returns `None` if the object is not a link.
+pub(super) fn link_ids(object: BorrowedFd<'_>) -> io::Result<Option<LinkIds>> {
+    if !is_bpf_object("link", object)? {
+        return Ok(None);
+    }
+    let [_, link, program, ..] = object_info(object)?;
+    Ok(Some(LinkIds { link, program }))
+}
+
+/// Reads the number of a map or program, which is the second field of the kernel's information about each.
+pub(super) fn object_id(object: BorrowedFd<'_>) -> io::Result<u32> {
+    let [_, id, ..] = object_info(object)?;
+    Ok(id)
 }
 
 /// Reads the properties of a link. Returns `None` if the object is neither a cgroup link nor a tcx link.

@@ -5,6 +5,7 @@ use tunnel_common::table::MapSize;
 use super::rows::{Row, Rows};
 use crate::{
     admin::{HealthChecksView, NodeStatus, used_entries},
+    bpf::AttachmentView,
     sockets::{PodTerminator, TerminatorView},
     source::{ServerStatus, SourceReport},
     tunnel::NodeView,
@@ -29,6 +30,7 @@ pub(super) fn render(status: &NodeStatus) -> String {
         Row::Pins,
         format!("{} (layout {})", setup.pins, setup.layout),
     );
+    programs(&mut rows, &status.programs);
     rows.add(Row::RefusalMethod, &setup.refusal_method);
     rows.add(Row::ClientIdentity, &setup.client_identity);
     rows.add(Row::Services, programmed.services);
@@ -66,6 +68,20 @@ fn usage(status: &NodeStatus, size: MapSize, used: usize) -> String {
         return format!("{used} of {capacity}; {draining} removed ones have open connections");
     }
     format!("{used} of {capacity}")
+}
+
+/// Adds the rows about the attached programs, and about those of others at the same hooks.
+fn programs(rows: &mut Rows, programs: &AttachmentView) {
+    rows.add(Row::Programs, format!("{} in effect", programs.in_effect));
+    if programs.restored_total > 0 {
+        let last = programs.last_restored.join("; ");
+        let total = programs.restored_total;
+        rows.continue_with(format!("{total} restored, last: {last}"));
+    }
+    for other in &programs.others {
+        rows.continue_with(format!("also attached: {other}"));
+    }
+    rows.add_each(Row::Error, &programs.problems);
 }
 
 fn last_write(status: &NodeStatus) -> String {

@@ -45,6 +45,7 @@ rows! {
     OpenConnections = "open connections",
     Pins = "pins",
     Process = "process",
+    Programs = "programs",
     Reasons = "reasons",
     RefusalMethod = "refusal method",
     Refused = "refused",

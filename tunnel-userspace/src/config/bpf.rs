@@ -1,19 +1,25 @@
 //! The `bpf` section.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tunnel_common::table::MapSizes;
 
+use crate::duration;
+
 /// The settings for the kernel programs and their maps.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct BpfConfig {
     /// The cgroup whose sockets are translated; the daemon must run inside it.
     pub cgroup: Cgroup,
     /// The directory for pinned maps and programs, on a BPF file system.
     pub bpffs: PathBuf,
+    /// The interval between checks that the programs are attached, in effect and pinned.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub check_interval: Duration,
     /// The capacity of each map, in entries.
     pub maps: MapSizes,
 }
@@ -23,6 +29,7 @@ impl Default for BpfConfig {
         Self {
             cgroup: Cgroup(None),
             bpffs: "/sys/fs/bpf/culvert".into(),
+            check_interval: Duration::from_secs(2),
             maps: MapSizes::default(),
         }
     }

@@ -18,6 +18,11 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
     for (size, entries) in config.bpf.maps.by_key() {
         within(&format!("bpf.maps.{size}"), entries, 1..=MAX_ENTRIES)?;
     }
+    within(
+        "bpf.checkInterval",
+        DisplayDuration(config.bpf.check_interval),
+        DisplayDuration(Duration::from_millis(100))..=DisplayDuration(Duration::from_secs(60)),
+    )?;
     let service = &config.service;
     at_least(
         "service.fullSyncInterval",

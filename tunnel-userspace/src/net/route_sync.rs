@@ -263,6 +263,7 @@ mod tests {
     fn settings(path: &Path) -> NetworkSettings {
         let prefix = |text: &str| text.parse().expect("a range");
         NetworkSettings {
+            check_interval: std::time::Duration::from_secs(2),
             uplinks: Vec::new(),
             prefixes: vec![prefix("198.19.0.0/16"), prefix("fd00:c01e::/64")],
             protocol: 176,

@@ -15,6 +15,7 @@ use super::{
     listener_poll::{FindListeners, ListenerPoll},
     map_access::{MapReader, MapWriter, SteeringMaps},
     map_sync::ProbeFrontend,
+    periodic_probe::{DialProbe, PeriodicProbe},
     published_state::{PublishedServices, ReconcileStats},
     reconciler::Reconciler,
     steering::SteeringReconciler,
@@ -49,6 +50,7 @@ pub struct ReconcileLoop<M, S, G> {
     steering: SteeringReconciler<S>,
     retired: RetiredQueue<G>,
     listener_poll: ListenerPoll,
+    probe: Option<PeriodicProbe>,
     audit_every: Duration,
     timers: Timers,
     stats: watch::Sender<ReconcileStats>,
@@ -84,6 +86,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             steering,
             retired: RetiredQueue::new(grace),
             listener_poll: ListenerPoll::new(None, Duration::MAX),
+            probe: None,
             audit_every,
             timers: Timers {
                 retry_delay: FIRST_RETRY,
@@ -154,6 +157,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.reconciler.waiting_for_poll.get_or_insert_default();
     }
 
+    /// Makes the loop write the probe's frontend, call `dial`, and remove the frontend again, at the given
+    /// interval. A failure is published in the statistics.
+    pub fn enable_probe(&mut self, frontend: ProbeFrontend, dial: DialProbe, interval: Duration) {
+        self.probe = Some(PeriodicProbe::new(frontend, dial, interval));
+    }
+
     /// Applies one update and writes it to the maps, before the loop runs.
     ///
     /// # Errors
@@ -205,6 +214,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let poll_at = self.listener_poll.next_at;
+            let probe_at = self.probe.as_ref().map(|probe| probe.next_at);
             let (mut is_due, mut changed_at) = (false, None);
             tokio::select! {
                 biased;
@@ -234,6 +244,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     continue;
                 }
                 () = sleep_until_some(poll_at) => {}
+                () = sleep_until_some(probe_at) => self.run_probe(),
                 // Polling doesn't need to run in the background, since each poll reads a bounded number of
                 // counters. Afterwards, the loop may be able to write Services that didn't fit into the maps.
                 () = sleep_until_some(self.timers.draining_at) => self.reconciler.sync.poll_draining(),
@@ -265,6 +276,43 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.stats.send_if_modified(|stats| {
             std::mem::replace(&mut stats.draining_backends, draining) != draining
         });
+    }
+
+    /// Dials the probe's frontend, and checks the cookie of the host's network namespace.
+    fn run_probe(&mut self) {
+        let Some(mut probe) = self.probe.take() else {
+            return;
+        };
+        let dialled = if self.is_content_unknown() {
+            None
+        } else {
+            self.dial_probe(&probe.frontend, &mut probe.dial)
+        };
+        // Without a result, the frontend could not be written. The last result stays.
+        let problem = dialled.map(Result::err);
+        probe.schedule(problem.as_ref().is_some_and(Option::is_some));
+        self.probe = Some(probe);
+        if let Some(problem) = problem {
+            self.stats.send_if_modified(|stats| {
+                let is_new = stats.probe_problem != problem;
+                stats.probe_problem = problem;
+                is_new
+            });
+        }
+        match self.steering.repair_host_namespace() {
+            Ok(false) => {}
+            Ok(true) => {
+                self.reconciler.sync.drift += 1;
+                warn!("the map host had the cookie of another network namespace, and was repaired");
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                error!(
+                    error,
+                    "cannot check the cookie of the host's network namespace"
+                );
+            }
+        }
     }
 
     /// Frees a batch of retired entries. Services that were waiting for free entries become dirty.

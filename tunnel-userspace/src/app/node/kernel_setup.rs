@@ -10,16 +10,17 @@ use super::{start_timer::StartTimer, steering_rules};
 use crate::{
     admin::{Getter, NodeSetup, NodeViews, TunnelView},
     app::{
-        RoleError, failed,
+        RoleError, failed, other_error,
         state_dir::StateDir,
-        translation_probe::{self, ProbeError},
+        translation_probe::{self, ProbeError, SteeringProbe},
     },
     bpf::{
-        self, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering, LoggingProgram,
-        PinDirectory, ProgramSettings, RcuGrace,
+        self, Attachment, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering,
+        LoggingProgram, PinDirectory, ProgramSettings, RcuGrace, StrayPrograms,
     },
     clock::since_boot,
     config::{self, Config},
+    error_chain::chain,
     model::ClusterUpdate,
     net::Listeners,
     reconcile::{
@@ -28,6 +29,9 @@ use crate::{
     },
     source::{SourceReport, Store},
 };
+
+/// How many checks of the programs (`bpf.checkInterval`) pass between two test connections.
+const CHECKS_PER_PROBE: u32 = 5;
 
 /// The loaded programs and maps, and the loop that owns the maps.
 pub(super) struct KernelSetup {
@@ -43,7 +47,9 @@ pub(super) struct KernelSetup {
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
     /// The pin directory, locked so that no second daemon can use it.
-    pins: PinDirectory,
+    pins: Arc<PinDirectory>,
+    /// The programs of an earlier Culvert that are not pinned in the pin directory.
+    strays: StrayPrograms,
     _state: StateDir,
 }
 
@@ -61,6 +67,7 @@ impl KernelSetup {
         let state = StateDir::lock(&config.state_dir).map_err(failed("cannot use stateDir"))?;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
+        let strays = bpf::take_over_strays(&pins, &cgroup).map_err(other_error)?;
         let steering = config.tunnel.steering.as_ref();
         let mut map_sizes = config.bpf.maps;
         if steering.is_none() {
@@ -111,6 +118,16 @@ impl KernelSetup {
             local_listener_finder(),
             config.service.local_listener_poll_interval,
         );
+        let probed_cgroup = cgroup.clone();
+        let dial = move || {
+            translation_probe::connect_service(&probed_cgroup)
+                .map_err(|error| format!("the probe of the programs failed: {}", chain(&error)))
+        };
+        reconcile_loop.enable_probe(
+            translation_probe::frontend(),
+            Box::new(dial),
+            config.bpf.check_interval * CHECKS_PER_PROBE,
+        );
         start_timer.finish_step(|times| &mut times.load);
         Ok(Self {
             cgroup,
@@ -121,7 +138,8 @@ impl KernelSetup {
             start_timer,
             logging_program: None,
             kernel_log: watch::Sender::default(),
-            pins,
+            pins: Arc::new(pins),
+            strays,
             _state: state,
         })
     }
@@ -176,6 +194,7 @@ impl KernelSetup {
                 services.services(&*service_counters, name).for_each(each);
             }),
             port_counts: Box::new(move || ports.port_counters(&*port_counters, limit)),
+            attachment: watch::Sender::default().subscribe(),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),
@@ -225,11 +244,12 @@ impl KernelSetup {
     }
 
     /// Writes the first update to the maps, attaches the programs, and verifies them with a test connection.
+    /// Returns a value that keeps the programs attached.
     pub(super) async fn write_and_attach(
         &mut self,
         config: &Config,
         first: ClusterUpdate,
-    ) -> Result<(), RoleError> {
+    ) -> Result<Attachment, RoleError> {
         let applied = self.reconcile_loop.apply(first).await;
         applied.map_err(failed("cannot write the maps"))?;
         if self.reconcile_loop.is_content_unknown() {
@@ -244,7 +264,7 @@ impl KernelSetup {
             .data_path
             .attach(&self.cgroup)
             .map_err(failed("cannot attach the programs"))?;
-        info!(new = attached.new_links(), replaced = attached.replaced, cgroup = %self.cgroup.display(), "programs attached");
+        info!(new = attached.new_links(), replaced = attached.replaced(), cgroup = %self.cgroup.display(), "programs attached");
         let probed = self
             .reconcile_loop
             .dial_probe(&translation_probe::frontend(), || {
@@ -265,11 +285,28 @@ impl KernelSetup {
         // If the probe failed, dropping `attached` detaches the programs that are not pinned yet.
         probe_result
             .map_err(|error: ProbeError| failed("the probe of the programs failed")(error))?;
-        attached.pin().map_err(failed("cannot pin the programs"))?;
+        let attachment = self
+            .data_path
+            .hold(attached, Arc::clone(&self.pins), &self.cgroup)
+            .map_err(failed("cannot pin the programs"))?;
+        self.detach_strays();
         self.remove_replaced_maps();
         self.start_timer.finish_step(|times| &mut times.attach);
-        self.start_event_log(config.log.kernel.as_ref());
-        Ok(())
+        self.start_event_log(config.log.kernel.as_ref(), &attachment);
+        Ok(attachment)
+    }
+
+    /// Detaches the programs of an earlier Culvert that are not pinned in the pin directory. A failure is only
+    /// logged, because the check of the programs reports those that stay.
+    fn detach_strays(&self) {
+        match self.strays.detach() {
+            Ok(0) => {}
+            Ok(programs) => warn!(
+                programs,
+                "detached the programs of an earlier Culvert that were not pinned in bpf.bpffs"
+            ),
+            Err(error) => warn!(%error, "cannot detach the programs of an earlier Culvert"),
+        }
     }
 
     /// Adds the counts in the replaced maps to those in the new maps, and removes the replaced maps. If that
@@ -288,10 +325,10 @@ impl KernelSetup {
 
     /// Starts logging the events of the kernel program that `log.kernel` names, if any. A failure is only
     /// logged.
-    fn start_event_log(&mut self, wanted: Option<&KernelLog>) {
+    fn start_event_log(&mut self, wanted: Option<&KernelLog>, attachment: &Attachment) {
         let Some(wanted) = wanted else { return };
         let KernelLog { program, level } = wanted;
-        match self.data_path.enable_logging(wanted) {
+        match self.data_path.enable_logging(wanted, attachment) {
             Ok(logging) => {
                 info!(program, up_to = %level, "logging the events of a kernel program");
                 self.kernel_log.send_replace(Some(wanted.clone()));
@@ -311,14 +348,19 @@ impl KernelSetup {
     fn record_host_namespace(&mut self, mark: u32) -> Result<(), RoleError> {
         let steering = self.reconcile_loop.steering();
         let key = translation_probe::steering_key();
+        let probe =
+            SteeringProbe::new(mark).map_err(failed("cannot create the socket of the probe"))?;
+        let own_cookie = probe
+            .cookie()
+            .map_err(failed("cannot read the cookie of the probe's socket"))?;
         steering
-            .write_probe_key(&key)
+            .write_probe_key(&key, own_cookie)
             .map_err(failed("cannot write the steering maps"))?;
-        translation_probe::connect_steering(mark);
-        let cookie = steering
+        let is_refused = probe.connect();
+        let namespace = steering
             .remove_probe_key(&key)
             .map_err(failed("cannot use the steering maps"))?;
-        if cookie == 0 {
+        if !is_refused || namespace == 0 {
             return Err(failed("the steering probe failed")(
                 "the programs recorded no connect of this process",
             ));

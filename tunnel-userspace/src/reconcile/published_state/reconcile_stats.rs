@@ -62,6 +62,9 @@ pub struct ReconcileStats {
     pub node_known: bool,
     /// The number of differences found by audits, plus the number of invalid entries found at startup.
     pub drift: u64,
+    /// The reason why the last test connection to the daemon's own frontend failed, if it did.
+    #[serde(default)]
+    pub probe_problem: Option<String>,
     /// The state of steering.
     pub steering: SteeringView,
     /// The metrics that kube-proxy also exports. They are not part of the status.

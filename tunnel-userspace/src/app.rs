@@ -13,7 +13,7 @@ mod sources;
 mod state_dir;
 mod translation_probe;
 
-use std::{borrow::Cow, error::Error};
+use std::{borrow::Cow, error::Error, path::PathBuf};
 
 pub use self::{
     agent::agent,
@@ -23,6 +23,7 @@ pub use self::{
     prepare_mounts::prepare_mounts,
     sockets_helper::sockets_helper,
 };
+use crate::{bpf, config::Config};
 
 /// The error with which a role exits.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,14 @@ where
     move |source| RoleError::Start {
         step: step.into(),
         source: source.into(),
+    }
+}
+
+/// Returns the configured cgroup, or else the root of the cgroup v2 hierarchy.
+fn cgroup_of(config: &Config) -> Result<PathBuf, RoleError> {
+    match &config.bpf.cgroup.0 {
+        Some(path) => Ok(path.clone()),
+        None => bpf::find_root().map_err(failed("cannot find the cgroup")),
     }
 }
 

@@ -1,5 +1,10 @@
 //! Programs are detached, pins are removed, and file systems are mounted over them, while clients connect.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "prints how long each repair took, and how many connections failed meanwhile"
+)]
+
 use std::{
     fs,
     path::Path,
@@ -21,7 +26,7 @@ use crate::{
 /// The time limit for the daemon to repair damage, or to report it.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What a kind of damage does to the clients, and what the daemon does about it.
+/// The effect of a kind of damage on the clients, and the reaction of the daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Effect {
     /// No connection fails, and the daemon restores what is missing.

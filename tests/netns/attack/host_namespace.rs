@@ -31,7 +31,7 @@ const PROBE: ([u8; 4], u16) = ([192, 0, 0, 8], 9);
 
 const NODE_PORT: u16 = 30_080;
 
-/// How many times the daemon is restarted.
+/// The number of times the daemon is restarted.
 const RESTARTS: u32 = 8;
 
 /// Dials the daemon's probe from a sandbox as fast as possible until `stop` is set, from a socket that has the

@@ -3,7 +3,7 @@
 use std::{fs, io::ErrorKind, path::PathBuf};
 
 use super::{
-    RoleError, failed, other_error,
+    RoleError, cgroup_of, failed, other_error,
     state_dir::{StateDir, lock_path, marker_path},
 };
 use crate::{
@@ -85,7 +85,7 @@ fn detach_strays(
     config: &Config,
     pins: Option<&PinDirectory>,
 ) -> Result<Option<String>, RoleError> {
-    let Ok(cgroup) = config.bpf.cgroup.0.clone().map_or_else(bpf::find_root, Ok) else {
+    let Ok(cgroup) = cgroup_of(config) else {
         return Ok(None);
     };
     if !cgroup.exists() {

@@ -75,8 +75,6 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
         ..kernel.views(&config, sources.report(), starting)
     });
     let waiting = views.unbound_ports.clone();
-    let readiness = admin::log_readiness(Arc::clone(&views), tasks.draining());
-    tasks.start("readiness", readiness);
     serve_http(&config, &views, &mut tasks)?;
     tunnel.start_gateway(&config, &waiting, &mut tasks);
     let checks = kernel.reconcile_loop.health_checks();
@@ -115,13 +113,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
             tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
             tasks.start("net", network.run(tasks.draining()));
         }
-        let check = attachment_check::run(
-            attachment,
-            config.bpf.check_interval,
-            attachment_view,
-            tasks.draining(),
-        );
-        tasks.start("programs", check);
+        attachment_check::start(attachment, &config, attachment_view, &mut tasks);
         socket_termination::start(
             &config,
             sockets,
@@ -216,8 +208,11 @@ async fn start_steering(
 /// The task that maintains the guards and routes, and the links from which the ingress accepts connections.
 type SteeringNetwork = (NetworkSetup<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>);
 
-/// Starts the HTTP servers on the admin socket, the admin port and the health port.
+/// Starts the HTTP servers on the admin socket, the admin port and the health port, and the task that logs changes
+/// of the node's readiness.
 fn serve_http(config: &Config, views: &Arc<NodeViews>, tasks: &mut Tasks) -> Result<(), RoleError> {
+    let readiness = admin::log_readiness(Arc::clone(views), tasks.draining());
+    tasks.start("readiness", readiness);
     let routes = |listener| admin::NodeRoutes {
         listener,
         views: Arc::clone(views),

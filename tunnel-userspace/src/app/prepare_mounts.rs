@@ -1,7 +1,7 @@
 //! `culvert prepare`: does what `culvert node` needs but may lack the privilege to do: mounts file systems, and takes
 //! over the programs of an earlier Culvert whose pins are missing.
 
-use super::{RoleError, failed, other_error};
+use super::{RoleError, cgroup_of, failed, other_error};
 use crate::{
     bpf::{self, PinDirectory, PinError},
     config::Config,
@@ -39,10 +39,7 @@ pub fn prepare_mounts(config: &Config) -> Result<Vec<String>, RoleError> {
 /// Takes over or detaches programs of Culvert that are not pinned in the pin directory. Returns a line of text if
 /// there was something to do.
 fn take_over_strays(config: &Config) -> Result<Option<String>, RoleError> {
-    let cgroup = match &config.bpf.cgroup.0 {
-        Some(path) => path.clone(),
-        None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
-    };
+    let cgroup = cgroup_of(config)?;
     let pins = match PinDirectory::lock(&config.bpf.bpffs) {
         Ok(pins) => pins,
         // The daemon that is running does this itself.

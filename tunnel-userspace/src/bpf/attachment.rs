@@ -32,9 +32,9 @@ pub struct AttachmentView {
     pub problems: Vec<String>,
     /// The programs of others at the same hooks, each with the name of the hook.
     pub others: Vec<String>,
-    /// How many programs, links and pins have been restored since the daemon started.
+    /// The number of programs, links and pins that have been restored since the daemon started.
     pub restored_total: u64,
-    /// What was restored last.
+    /// A description of each program, link and pin in the last repair.
     pub last_restored: Vec<String>,
 }
 
@@ -216,7 +216,7 @@ impl AttachmentState {
 
     /// Pins the links and maps whose pins are missing. If the directory is missing, or another file system
     /// was mounted there, creates and locks it first.
-    fn repair_pins(&mut self, restored: &mut Vec<String>) -> Result<(), String> {
+    fn repair_pins(&self, restored: &mut Vec<String>) -> Result<(), String> {
         if self.pins.relock().map_err(|error| chain(&error))? {
             restored.push(format!(
                 "the directory {} was missing",

@@ -37,7 +37,7 @@ pub enum StrayError {
     /// The pin directory can't be used.
     #[error(transparent)]
     Pins(#[from] PinError),
-    /// The kernel refused to tell about programs, links or maps.
+    /// The kernel refused to list or open programs, links or maps.
     #[error("cannot inspect the programs on cgroup {cgroup}")]
     Inspect {
         /// The cgroup's directory.

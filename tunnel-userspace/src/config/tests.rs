@@ -257,7 +257,11 @@ fn a_section_that_is_a_list_or_a_single_value_is_refused() {
     let reason = |kind: &str| format!("must be a mapping, but is {kind}; valid fields are");
     let table = table.replace("LIST", &reason("a list"));
     assert_refused(rows(&table.replace("VALUE", &reason("a single value"))));
-    assert!(refusal("bpf: []").1.ends_with("bpffs, cgroup, maps"));
+    assert!(
+        refusal("bpf: []")
+            .1
+            .ends_with("bpffs, cgroup, checkInterval, maps")
+    );
 }
 
 #[test]

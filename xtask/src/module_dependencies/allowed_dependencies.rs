@@ -65,6 +65,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         "cli",
         NO_KERNEL_OR_KUBERNETES,
         &[
+            "crate::bpf::AttachmentView",
             "crate::admin",
             "crate::config",
             "crate::identity::ca",
@@ -203,6 +204,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile",
             "crate::sockets",
             "crate::capabilities",
+            "crate::error_chain",
         ],
     ),
     rule(
@@ -263,6 +265,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         "admin",
         NO_KERNEL_OR_KUBERNETES,
         &[
+            "crate::bpf::AttachmentView",
             "crate::bpf::KernelLog",
             "crate::identity::CertificateReceiver",
             "crate::identity::CertificateState",

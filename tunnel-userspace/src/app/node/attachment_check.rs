@@ -11,11 +11,24 @@ use tracing::{info, warn};
 
 use crate::{
     bpf::{Attachment, AttachmentView},
+    config::Config,
     drain,
+    tasks::Tasks,
 };
 
+/// Starts the task that checks the programs.
+pub(super) fn start(
+    attachment: Attachment,
+    config: &Config,
+    view: watch::Sender<AttachmentView>,
+    tasks: &mut Tasks,
+) {
+    let every = config.bpf.check_interval;
+    tasks.start("programs", run(attachment, every, view, tasks.draining()));
+}
+
 /// Checks the programs at each interval until the drain begins, and publishes the result.
-pub(super) async fn run(
+async fn run(
     attachment: Attachment,
     every: Duration,
     view: watch::Sender<AttachmentView>,

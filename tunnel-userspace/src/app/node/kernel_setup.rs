@@ -1,6 +1,11 @@
 //! Starts the data path: loads the programs and maps, writes the first sync, and attaches the programs.
 
-use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tokio::sync::watch;
 use tracing::{error, info, warn};
@@ -10,7 +15,7 @@ use super::{start_timer::StartTimer, steering_rules};
 use crate::{
     admin::{Getter, NodeSetup, NodeViews, TunnelView},
     app::{
-        RoleError, failed, other_error,
+        RoleError, cgroup_of, failed, other_error,
         state_dir::StateDir,
         translation_probe::{self, ProbeError, SteeringProbe},
     },
@@ -24,13 +29,13 @@ use crate::{
     model::ClusterUpdate,
     net::Listeners,
     reconcile::{
-        self, ListenerPollError, PlanSettings, ReconcileLoop, Reconciler, SteeringReconciler,
-        SteeringSettings,
+        self, DialProbe, ListenerPollError, PlanSettings, ReconcileLoop, Reconciler,
+        SteeringReconciler, SteeringSettings,
     },
     source::{SourceReport, Store},
 };
 
-/// How many checks of the programs (`bpf.checkInterval`) pass between two test connections.
+/// The number of checks of the programs (`bpf.checkInterval`) between two test connections.
 const CHECKS_PER_PROBE: u32 = 5;
 
 /// The loaded programs and maps, and the loop that owns the maps.
@@ -58,10 +63,7 @@ impl KernelSetup {
     /// no programs.
     pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
         let mut start_timer = StartTimer::start();
-        let cgroup = match &config.bpf.cgroup.0 {
-            Some(path) => path.clone(),
-            None => bpf::find_root().map_err(failed("cannot find the cgroup"))?,
-        };
+        let cgroup = cgroup_of(config)?;
         bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
         let pins = PinDirectory::lock(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
         let state = StateDir::lock(&config.state_dir).map_err(failed("cannot use stateDir"))?;
@@ -118,14 +120,9 @@ impl KernelSetup {
             local_listener_finder(),
             config.service.local_listener_poll_interval,
         );
-        let probed_cgroup = cgroup.clone();
-        let dial = move || {
-            translation_probe::connect_service(&probed_cgroup)
-                .map_err(|error| format!("the probe of the programs failed: {}", chain(&error)))
-        };
         reconcile_loop.enable_probe(
             translation_probe::frontend(),
-            Box::new(dial),
+            probe_dialer(&cgroup),
             config.bpf.check_interval * CHECKS_PER_PROBE,
         );
         start_timer.finish_step(|times| &mut times.load);
@@ -367,6 +364,15 @@ impl KernelSetup {
         }
         Ok(())
     }
+}
+
+/// Returns a function that dials the probe's frontend.
+fn probe_dialer(cgroup: &Path) -> DialProbe {
+    let cgroup = cgroup.to_owned();
+    Box::new(move || {
+        translation_probe::connect_service(&cgroup)
+            .map_err(|error| format!("the probe of the programs failed: {}", chain(&error)))
+    })
 }
 
 /// Returns a function that is given a set of frontends and returns the ones on whose address a local process

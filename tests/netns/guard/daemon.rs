@@ -2,13 +2,15 @@
 
 use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     culvert_instance::InstanceSettings,
     edge_node::{EDGE_V4, EdgeNode},
+    feature::{self, Feature},
     node::Node,
     wait,
 };
+use tunnel_userspace::bpf::detach_pinned_link;
 
 use super::probe_from_outside;
 use crate::support::{ensure_eq, local_routes, run};
@@ -101,6 +103,35 @@ fn an_uplink_that_loses_its_default_route_stays_guarded() -> Result<()> {
         ErrorKind::TimedOut,
     )?;
     Ok(())
+}
+
+#[test]
+fn a_guard_that_is_detached_is_attached_again() -> Result<()> {
+    let node = steering_node(str::to_owned)?;
+    node.start()?;
+    node.outside()
+        .ip("route add 198.19.0.0/16 via 192.0.2.1\n")?;
+    let guard = || {
+        let links = fs::read_dir(node.bpffs().join("links")).ok()?.flatten();
+        let mut paths = links.map(|link| link.path());
+        paths.find(|path| path.to_string_lossy().contains("/guard-"))
+    };
+    let pin = guard().context("no guard is pinned")?;
+
+    // The pin of a filter is that of its program, which can't be detached.
+    if feature::is_supported(Feature::Tcx)? {
+        detach_pinned_link(&pin)?;
+        let seen = probe_from_outside(&node);
+        ensure!(seen != ErrorKind::TimedOut, "packets are still dropped");
+    }
+    fs::remove_file(&pin)?;
+
+    wait::until(FOLLOW_TIMEOUT, || guard().as_ref() == Some(&pin))?;
+    ensure_eq(
+        "from outside",
+        probe_from_outside(&node),
+        ErrorKind::TimedOut,
+    )
 }
 
 #[test]

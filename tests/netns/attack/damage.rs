@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    fs,
+    fs::{self, File},
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -14,13 +14,17 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use nix::{
+    mount::{MsFlags, mount, umount},
+    sched::{CloneFlags, setns, unshare},
+};
 use tunnel_tests::{admin, clock::Instant, culvert_instance::Instance, wait};
 use tunnel_userspace::bpf::{self, detach_pinned_link};
 
 use crate::{
     fixture::{Scene, WEB},
     programs::Programs,
-    support::{Dialer, HTTP, ensure_eq, maps_directory, run},
+    support::{Dialer, HTTP, ensure_eq, maps_directory},
 };
 
 /// The time limit for the daemon to repair damage, or to report it.
@@ -101,19 +105,7 @@ const DAMAGES: [Damage; 13] = [
     damage(
         "another file system mounted in place of the pins",
         Effect::Harmless,
-        |scene| {
-            let mount = scene.node.bpffs_inside();
-            let mount = mount
-                .parent()
-                .context("a mount point")?
-                .display()
-                .to_string();
-            run(
-                scene.node.host(),
-                &format!("mount -t bpf -o mode=700 bpf {mount}"),
-            )
-            .map(drop)
-        },
+        |scene| mount_over_pins(scene, "bpf"),
     ),
     Damage {
         name: "a directory in place of a pin",
@@ -128,24 +120,8 @@ const DAMAGES: [Damage; 13] = [
     Damage {
         name: "no BPF file system at the pins",
         effect: Effect::Reported("not on a BPF file system"),
-        make: |scene| {
-            let mount = scene.node.bpffs_inside();
-            let mount = mount
-                .parent()
-                .context("a mount point")?
-                .display()
-                .to_string();
-            run(scene.node.host(), &format!("mount -t tmpfs tmpfs {mount}")).map(drop)
-        },
-        undo: |scene| {
-            let mount = scene.node.bpffs_inside();
-            let mount = mount
-                .parent()
-                .context("a mount point")?
-                .display()
-                .to_string();
-            run(scene.node.host(), &format!("umount {mount}")).map(drop)
-        },
+        make: |scene| mount_over_pins(scene, "tmpfs"),
+        undo: |scene| at_mount_of_pins(scene, |point| Ok(umount(point)?)),
     },
     Damage {
         name: "another Culvert's programs on the cgroup",
@@ -160,6 +136,35 @@ const DAMAGES: [Damage; 13] = [
         },
     },
 ];
+
+/// Mounts a new file system over the one that the pins are on, as the daemon sees it.
+fn mount_over_pins(scene: &Scene, kind: &str) -> Result<()> {
+    at_mount_of_pins(scene, |point| {
+        let options = Some("mode=700");
+        Ok(mount(
+            Some(kind),
+            point,
+            Some(kind),
+            MsFlags::empty(),
+            options,
+        )?)
+    })
+}
+
+/// Calls `change` in the daemon's mount namespace, with the mount point of the pins.
+fn at_mount_of_pins(scene: &Scene, change: impl FnOnce(&Path) -> Result<()> + Send) -> Result<()> {
+    let pins = scene.node.bpffs_inside();
+    let point = pins.parent().context("a mount point")?;
+    let namespace = File::open(format!("/proc/{}/ns/mnt", scene.node.host().pid()))?;
+    let there = || {
+        // A thread that shares its directories with others can't enter another mount namespace.
+        unshare(CloneFlags::CLONE_FS)?;
+        setns(namespace, CloneFlags::CLONE_NEWNS)?;
+        change(point)
+    };
+    thread::scope(|scope| scope.spawn(there).join())
+        .map_err(|_panic| anyhow::anyhow!("the thread panicked"))?
+}
 
 fn detach<A: AsRef<str>>(scene: &Scene, names: &[A]) -> Result<()> {
     let links = scene.node.bpffs().join("links");

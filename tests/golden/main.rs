@@ -100,6 +100,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         node_port_addresses: node_ports,
         external_ips: config.external_ips,
         topology_keys: config.topology_keys,
+        namespace_share: config.namespace_share,
     };
     let reconciler = programmed(settings, &ADDRESSES, update)?;
     let mut lines = Vec::new();

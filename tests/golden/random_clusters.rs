@@ -143,6 +143,7 @@ fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChe
             reference::TopologyKeys::Ignore => TopologyKeys::Ignore,
             reference::TopologyKeys::Honor => TopologyKeys::Honor,
         },
+        namespace_share: 100,
     };
     let reconciler = programmed(settings, &here.addresses, update(cluster)?)?;
     ensure!(!reconciler.is_dirty(), "not everything was written");

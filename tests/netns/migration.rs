@@ -29,7 +29,10 @@ pub(crate) const SERVICES: [(Vip, &[&str]); 2] = [(WEB, &["one", "two"]), (OTHER
 
 /// Starts a node with the two Services in [`SERVICES`], and a third one named `first`.
 pub(crate) fn start() -> Result<Scene> {
-    let scene = Scene::new(&["one", "two", "other"])?;
+    // All Services are in one namespace.
+    let scene = Scene::with(&["one", "two", "other"], |settings| {
+        settings.namespace_share = 100;
+    })?;
     scene.resize([64, 64, 64])?;
     // This Service gets the first entries in the maps. Tests may delete it to leave a gap before the maps are
     // replaced.

@@ -73,6 +73,7 @@ impl Programs {
             node_port_addresses: Vec::new(),
             external_ips: ExternalIps::Any,
             topology_keys: TopologyKeys::Ignore,
+            namespace_share: 100,
         };
         let sizes = self.data_path.sizes();
         Ok(Reconciler::adopt(maps, sizes, grace, settings)?)

@@ -121,6 +121,7 @@ impl Instance {
             admin,
             healthz,
             tunnel,
+            namespace_share,
             node_ports,
         } = &self.settings;
         let [pods4, pods6] = node_network::POD_RANGES;
@@ -131,6 +132,7 @@ impl Instance {
              service:\n\
              \x20 detectLocal: ClusterCIDR\n\
              \x20 clusterCIDRs: [\"{pods4}\", \"{pods6}\"]\n\
+             \x20 namespaceShare: {namespace_share}\n\
              \x20 {node_ports}\n\
              bpf:\n\
              \x20 cgroup: {cgroup}\n\

@@ -96,11 +96,11 @@ reasons! {
     }
     daemon {
         /// Not programmed: there is no room for another frontend.
-        FrontendsFull = 14, "frontends_full", "not programmed: bpf.maps.frontends is used up";
-        /// Not programmed: there is no room for a backend set's slots.
-        SlotsFull = 15, "slots_full", "not programmed: bpf.maps.slots is used up";
-        /// Not programmed: there is no room for another backend.
-        BackendsFull = 16, "backends_full", "not programmed: bpf.maps.backends is used up";
+        FrontendsFull = 14, "frontends_full", "not programmed as planned: bpf.maps.frontends is used up";
+        /// Not programmed, or not with all endpoints: there is no room for a backend set's slots.
+        SlotsFull = 15, "slots_full", "not programmed as planned: bpf.maps.slots is used up";
+        /// Not programmed, or not with all endpoints: there is no room for another backend.
+        BackendsFull = 16, "backends_full", "not programmed as planned: bpf.maps.backends is used up";
         /// Not programmed: another Service has the same address, port and protocol.
         FrontendConflict = 17, "frontend_conflict", "not programmed: another Service has this address, port and protocol";
         /// Not programmed: a write to a map failed.
@@ -166,6 +166,11 @@ reasons! {
         ProgramRestored = 51, "program_restored", "a program, link or pin of Culvert was missing, and has been restored";
         /// Not programmed: there is no room for a load balancer's source ranges.
         SourceRangesFull = 52, "source_ranges_full", "not programmed: bpf.maps.sourceRanges is used up";
+        /// Programmed with one slot for each endpoint, because there is no room for a Maglev table or for
+        /// weights.
+        SlotsReduced = 57, "slots_reduced", "not programmed as planned: no room in bpf.maps.slots for the Maglev table or the weights, so all endpoints get equal shares";
+        /// Not programmed, or not with all endpoints: the Service's namespace has used up its share.
+        NamespaceShareExceeded = 58, "namespace_share_exceeded", "not programmed as planned: the share of the namespace is used up";
     }
 }
 

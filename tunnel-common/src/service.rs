@@ -334,6 +334,12 @@ impl Membership {
         Self(self.0 | other.0)
     }
 
+    /// Returns the sets that are in both of the two.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
     /// Returns true if the two are equal. Unlike `==`, this can be used in const functions.
     #[inline(always)]
     #[must_use]

@@ -10,6 +10,7 @@
 //! - `local_node`: tracks this node's zone and addresses
 //! - `no_local_endpoints`: counts service ports with traffic policy `Local` but no local endpoint
 //! - `node_pools`: restricts Services to endpoints on this node or in its node pool
+//! - `planned_endpoints`: stores the endpoints in a plan, shared by the ports of a Service
 //! - `slots`: distributes the slots of a backend set among its backends
 //! - `source_ranges`: determines which clients may use a load balancer's addresses
 //! - `steering`: plans which addresses and ports are steered to the tunnel
@@ -22,6 +23,7 @@ mod health_checks;
 mod local_node;
 mod no_local_endpoints;
 mod node_pools;
+mod planned_endpoints;
 mod slots;
 mod source_ranges;
 mod steering;
@@ -34,6 +36,7 @@ use std::{
     sync::Arc,
 };
 
+use endpoint_selection::EndpointSelector;
 pub use endpoint_status::{EndpointReason, EndpointStatus, endpoint_statuses};
 pub use external_ip_owners::ExternalIpOwners;
 pub use frontend_owners::{ClaimRank, FrontendOwners};
@@ -42,10 +45,12 @@ use litemap::LiteMap;
 pub use local_node::{LocalNode, NodePortAddresses};
 pub use no_local_endpoints::{NoLocalEndpoints, count_no_local_endpoints};
 pub use node_pools::NodePools;
+pub use planned_endpoints::{PlannedEndpoint, PlannedEndpoints};
+pub use slots::{SlotLayout, WeightedTarget};
 pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, plan_steering};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
-    service::{Algorithm, FrontendKey, SourceRange},
+    service::{Algorithm, FrontendKey, Membership, SourceRange},
 };
 
 use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
@@ -95,17 +100,13 @@ impl fmt::Display for BackendTarget {
 pub struct PortPlan {
     /// The frontends, keyed by the address, port and protocol that clients connect to.
     pub frontends: LiteMap<FrontendKey, FrontendPlan>,
-    /// The slots of the backend set for traffic policy `Cluster`. A backend with a greater weight has more
-    /// slots. Empty if no frontend has this policy.
-    pub cluster: Vec<BackendTarget>,
-    /// The slots of the backend set for traffic policy `Local`. Empty if no frontend has this policy.
-    pub local: Vec<BackendTarget>,
+    /// The endpoints that serve new or open connections, and the sets that contain them. A set is written only
+    /// if a frontend has the corresponding traffic policy.
+    pub endpoints: PlannedEndpoints,
     /// True if traffic policy `Cluster` permits at least one endpoint. Determines the error for connections
     /// to a frontend that has no backends: "host unreachable" if true (there are endpoints, but none is
     /// local), or "connection refused" if false.
     pub has_endpoints: bool,
-    /// All backends that serve new or open connections, whether or not they are in a set, in ascending order.
-    pub serving: Vec<BackendTarget>,
     /// The algorithm that chooses a slot for each new connection.
     pub algorithm: Algorithm,
     /// The timeout for client-IP affinity in seconds; 0 if there is no affinity.
@@ -114,7 +115,7 @@ pub struct PortPlan {
     pub socket_translation_disabled: bool,
     /// The clients that may use the load balancer's addresses, as disjoint ranges in ascending order. If
     /// empty, all clients may use them.
-    pub source_ranges: Vec<SourceRange>,
+    pub source_ranges: Arc<[SourceRange]>,
 }
 
 impl PortPlan {
@@ -138,41 +139,27 @@ impl PortPlan {
     /// Returns this plan with its source ranges replaced by `programmed`, the ranges that are already in the
     /// maps. If `programmed` is empty, restricted frontends are left out.
     #[must_use]
-    pub fn with_source_ranges(&self, programmed: &[SourceRange]) -> Self {
+    pub fn with_source_ranges(&self, programmed: Arc<[SourceRange]>) -> Self {
         let mut plan = self.clone();
         if programmed.is_empty() {
             plan.frontends
                 .retain(|_, frontend| !self.is_restricted(frontend));
         } else {
-            plan.source_ranges = programmed.to_vec();
+            plan.source_ranges = programmed;
         }
         plan
     }
 
-    /// Returns this plan with only the frontends and backends that are already in the maps, and with only one
-    /// slot per backend if `slots_are_short`. The result needs no additional map entries, so it can be
-    /// written even when the maps are full.
+    /// Returns the backend sets that the frontends use.
     #[must_use]
-    pub fn reduced_to(
-        &self,
-        has_frontend: impl Fn(&FrontendKey) -> bool,
-        has_backend: impl Fn(&BackendTarget) -> bool,
-        slots_are_short: bool,
-    ) -> Self {
-        let only = |targets: &[BackendTarget]| {
-            let mut seen = BTreeSet::new();
-            let known = targets.iter().copied().filter(&has_backend);
-            let chosen = known.filter(|target| !slots_are_short || seen.insert(*target));
-            chosen.collect()
-        };
-        let mut plan = Self {
-            cluster: only(&self.cluster),
-            local: only(&self.local),
-            serving: only(&self.serving),
-            ..self.clone()
-        };
-        plan.frontends.retain(|key, _| has_frontend(key));
-        plan
+    pub fn used_sets(&self) -> Membership {
+        let sets = [
+            (TrafficPolicy::Cluster, Membership::CLUSTER),
+            (TrafficPolicy::Local, Membership::LOCAL),
+        ];
+        let used = sets.into_iter();
+        let used = used.filter(|(policy, _)| has_policy(&self.frontends, *policy));
+        used.fold(Membership::NONE, |sets, (_, set)| sets.union(set))
     }
 }
 
@@ -235,16 +222,23 @@ pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
     let service = &state.service;
     let families = service.cluster_ips.len();
     let mut plans = ServicePlan::with_capacity(families * service.ports.len());
+    let mut selector = EndpointSelector::new(state, node_info);
     for ip in &service.cluster_ips {
+        let family = Family::of(*ip);
+        let sources = source_ranges::allowed_clients(service, family, node_info);
+        let sources: Arc<[SourceRange]> = sources.into();
         let ports = service.ports.iter();
         for port in ports.filter(|port| is_supported(port.protocol)) {
             let name = PortName {
                 service: service.name.clone(),
                 port: Arc::clone(&port.name),
                 protocol: port.protocol,
-                family: Family::of(*ip),
+                family,
             };
-            plans.insert(name, Arc::new(plan_port(state, *ip, port, node_info)));
+            let endpoints = selector.select(family, (&port.name, port.protocol));
+            let frontends = frontends_of_port(service, *ip, port, (node_info, &sources));
+            let plan = plan_port(service, frontends, endpoints, (node_info, &sources));
+            plans.insert(name, Arc::new(plan));
         }
     }
     plans
@@ -257,38 +251,16 @@ fn is_supported(protocol: Protocol) -> bool {
 }
 
 fn plan_port(
-    state: &ServiceState,
-    ip: IpAddr,
-    port: &ServicePort,
-    node_info: &NodeInfo,
+    service: &model::Service,
+    frontends: LiteMap<FrontendKey, FrontendPlan>,
+    endpoints: PlannedEndpoints,
+    (node_info, sources): (&NodeInfo, &Arc<[SourceRange]>),
 ) -> PortPlan {
-    let service = &state.service;
-    let weights = service.weights.as_deref();
-    let port_key = (&*port.name, port.protocol);
-    let endpoints = endpoint_selection::select_endpoints(
-        &state.slices,
-        Family::of(ip),
-        port_key,
-        weights,
-        node_info,
-    );
-    let sources = source_ranges::allowed_clients(service, Family::of(ip), node_info);
-    let frontends = frontends_of_port(service, ip, port, (node_info, &sources));
-    let has_endpoints = !endpoints.cluster.is_empty();
-    let algorithm = service.algorithm.unwrap_or(node_info.default_algorithm);
-    let used = |policy, targets: &BTreeSet<BackendTarget>| {
-        if !has_policy(&frontends, policy) {
-            return Vec::new();
-        }
-        slots::distribute_slots(algorithm, targets, &endpoints.weights)
-    };
     PortPlan {
-        cluster: used(TrafficPolicy::Cluster, &endpoints.cluster),
-        local: used(TrafficPolicy::Local, &endpoints.local),
         frontends,
-        has_endpoints,
-        serving: endpoints.serving.into_iter().collect(),
-        algorithm: match algorithm {
+        has_endpoints: endpoints.has_any_in(Membership::CLUSTER),
+        endpoints,
+        algorithm: match service.algorithm.unwrap_or(node_info.default_algorithm) {
             model::Algorithm::Random => Algorithm::RANDOM,
             model::Algorithm::RoundRobin => Algorithm::ROUND_ROBIN,
             model::Algorithm::SourceHash => Algorithm::SOURCE_HASH,
@@ -298,7 +270,7 @@ fn plan_port(
         },
         affinity_timeout: service.affinity,
         socket_translation_disabled: service.socket_translation_disabled,
-        source_ranges: sources,
+        source_ranges: Arc::clone(sources),
     }
 }
 

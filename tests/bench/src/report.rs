@@ -33,7 +33,11 @@ impl CommonOptions {
 
     /// Returns the settings for an instance that runs the program to measure.
     pub(crate) fn settings(&self) -> Result<InstanceSettings> {
-        Ok(InstanceSettings::for_program(self.program()?))
+        // All Services are in one namespace.
+        Ok(InstanceSettings {
+            namespace_share: 100,
+            ..InstanceSettings::for_program(self.program()?)
+        })
     }
 
     /// Prints the measurements and the verdicts. With `check`, a missed target is an error.

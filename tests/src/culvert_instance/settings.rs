@@ -19,6 +19,8 @@ pub struct InstanceSettings {
     pub healthz: SocketAddr,
     /// True if all parts of the tunnel are enabled: steering, ingress and gateway.
     pub tunnel: bool,
+    /// The share of the maps that one namespace may use (`service.namespaceShare`).
+    pub namespace_share: u8,
     /// A line of YAML for the config's `service` section, such as `nodePortAddresses: []`.
     pub node_ports: String,
 }
@@ -33,6 +35,7 @@ impl InstanceSettings {
             admin: SocketAddr::from(([127, 0, 0, 1], 10249)),
             healthz: SocketAddr::from(([0, 0, 0, 0], 10256)),
             tunnel: false,
+            namespace_share: 50,
             node_ports: String::new(),
         }
     }

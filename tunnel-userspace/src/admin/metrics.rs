@@ -235,7 +235,11 @@ fn encode_maps(
     let refused = stats.problems.iter();
     let refused = refused.map(|(reason, n)| ([("reason", reason)], number(*n)));
     let help = "Service ports that are not programmed as desired";
-    out.gauges("culvert_unprogrammed_service_ports", help, refused)
+    out.gauges("culvert_unprogrammed_service_ports", help, refused)?;
+    let beyond = stats.namespaces_beyond_share.iter();
+    let beyond = beyond.map(|(namespace, n)| ([("namespace", namespace)], number(*n)));
+    let help = "Service ports that do not fit into the share of their namespace";
+    out.gauges("culvert_service_ports_beyond_share", help, beyond)
 }
 
 fn encode_programs(

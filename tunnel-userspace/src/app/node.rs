@@ -57,7 +57,7 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 ///
 /// Returns an error if a startup step fails, or if a task ends unexpectedly. An earlier daemon's programs and
 /// maps stay in place.
-pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleError> {
+pub async fn node(config: Config, give_back: fn()) -> Result<(), RoleError> {
     let (mut kernel, sources) = tokio::try_join!(load_data_path(&config), Sources::start(&config))?;
     let mut tasks = Tasks::default();
     let (start_step, starting) = watch::channel(Some("waiting for the sources".to_owned()));
@@ -102,9 +102,10 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
         // this function returns.
         let KernelSetup {
             data_path,
-            reconcile_loop,
+            mut reconcile_loop,
             ..
         } = kernel;
+        reconcile_loop.give_back_with(give_back);
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
@@ -125,7 +126,7 @@ pub async fn node(config: Config, started: impl FnOnce()) -> Result<(), RoleErro
             reconcile_loop.run(store, addresses, tasks.draining()),
         );
         start_step.send_replace(None);
-        started();
+        give_back();
         tokio::select! {
             () = stop.wait() => {}
             name = tasks.ended() => return Err(RoleError::TaskEnded { name }),

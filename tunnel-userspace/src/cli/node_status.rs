@@ -176,6 +176,14 @@ fn problems(rows: &mut Rows, status: &NodeStatus, report: &SourceReport) {
         let problem = format!("{count} service ports: {reason} (culvert services)");
         rows.add(Row::Error, problem);
     }
+    let beyond_share = status.programmed.namespaces_beyond_share.iter();
+    for (namespace, count) in beyond_share.take(MAX_PROBLEMS) {
+        let problem = format!(
+            "namespace {namespace}: {count} service ports do not fit into its share of the maps \
+             (service.namespaceShare)"
+        );
+        rows.add(Row::Error, problem);
+    }
     for problem in report.problems.iter().take(MAX_PROBLEMS) {
         let is_ignored = problem.ignored;
         rows.add(

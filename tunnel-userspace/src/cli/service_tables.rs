@@ -137,12 +137,26 @@ fn endpoint_row(endpoint: &EndpointView) -> Vec<String> {
     ]
 }
 
+/// Returns a row for the endpoints that the list omits, if there are any.
+fn omitted_row(port: &PortView) -> Option<Vec<String>> {
+    let omitted = port.omitted_endpoints;
+    (omitted > 0).then(|| {
+        let mut row = vec!["-".to_owned(); ENDPOINT_COLUMNS.len()];
+        if let [first, .., last] = &mut *row {
+            *first = format!("{omitted} more");
+            "not programmed".clone_into(last);
+        }
+        row
+    })
+}
+
 /// Renders one row for each endpoint of each Service port.
 pub(super) fn render_backends(services: &[ServiceView]) -> String {
     let mut rows = Vec::new();
     for service in services {
         let ports = service.ports.iter().flat_map(|port| {
             let endpoints = port.endpoints.iter().map(endpoint_row);
+            let endpoints = endpoints.chain(omitted_row(port));
             table::with_name_column(port_name(port), endpoints)
         });
         rows.extend(table::with_name_column(full_name(service), ports));
@@ -253,6 +267,7 @@ mod tests {
                     ),
                     endpoint("10.1.0.2:80", None, &[], "inactive"),
                 ],
+                omitted_endpoints: 0,
                 reason: None,
                 problem: None,
             }],
@@ -320,6 +335,19 @@ shop/web   http TCP IPv4   10.1.0.1:80   web-0   node-a   -      cluster, local 
                            10.1.0.2:80   -       -        -      -                1        -             inactive";
 
         assert_eq!(render_backends(&[service()]), expected);
+    }
+
+    #[test]
+    fn endpoints_that_are_not_listed_are_counted() {
+        let mut service = service();
+        service.ports[0].omitted_endpoints = 160;
+
+        let shown = render_backends(&[service]);
+
+        let last = shown.lines().last().expect("a row");
+        let words: Vec<_> = last.split_whitespace().collect();
+        assert_eq!(words[..2], ["160", "more"], "{shown}");
+        assert!(last.ends_with("not programmed"), "{shown}");
     }
 
     #[test]

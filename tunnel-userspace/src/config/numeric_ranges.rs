@@ -29,6 +29,7 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
         DisplayDuration(service.full_sync_interval),
         SECOND,
     )?;
+    within("service.namespaceShare", service.namespace_share, 1..=100)?;
     let poll_interval = DisplayDuration(service.local_listener_poll_interval);
     within(
         "service.localListenerPollInterval",

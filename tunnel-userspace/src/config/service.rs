@@ -58,6 +58,9 @@ pub struct ServiceConfig {
     #[serde(deserialize_with = "algorithm")]
     #[schemars(with = "Algorithm")]
     pub algorithm: Algorithm,
+    /// The percentage of the map entries not used by other namespaces that the Services of one namespace may
+    /// use. 100: no limit.
+    pub namespace_share: u8,
     /// The interval between full syncs, which compare the maps with the desired state.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
@@ -97,6 +100,7 @@ impl Default for ServiceConfig {
             local_listener_poll_interval: Duration::from_secs(1),
             uplinks: Vec::new(),
             algorithm: Algorithm::default(),
+            namespace_share: 50,
             full_sync_interval: Duration::from_secs(3600),
         }
     }

@@ -1,8 +1,8 @@
 //! The status of each endpoint from this node's point of view, and the reason for it. Operators see both.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use tunnel_common::addr::Protocol;
+use tunnel_common::{addr::Protocol, service::Membership};
 
 use super::{BackendTarget, NodeInfo, PortPlan, endpoint_selection, has_policy};
 use crate::model::{Endpoint, Family, ServiceState, TrafficPolicy};
@@ -79,28 +79,31 @@ pub fn endpoint_statuses<'a>(
     node_info: &NodeInfo,
 ) -> Vec<EndpointStatus<'a>> {
     let weights = state.service.weights.as_deref();
-    let selected =
-        endpoint_selection::select_endpoints(&restricted.slices, family, port, weights, node_info);
     let permitted = endpoint_selection::endpoints_of_port(&restricted.slices, family, port);
     let found = endpoint_selection::endpoints_of_port(&state.slices, family, port);
+    let selected = endpoint_selection::select_sets(permitted.values().copied(), weights, node_info);
+    let selected: BTreeMap<_, _> = permitted.keys().copied().zip(selected).collect();
     let leads = |policy| has_policy(&plan.frontends, policy);
     let (by_cluster, by_local) = (leads(TrafficPolicy::Cluster), leads(TrafficPolicy::Local));
-    let is_selected = |target: &BackendTarget| {
-        by_cluster && selected.cluster.contains(target)
-            || by_local && selected.local.contains(target)
-    };
-    let cluster: BTreeSet<&BackendTarget> = plan.cluster.iter().collect();
-    let local: BTreeSet<&BackendTarget> = plan.local.iter().collect();
     found
         .into_iter()
         .map(|(target, endpoint)| {
-            let (cluster, local) = (cluster.contains(&target), local.contains(&target));
-            let weight = selected.weights.get(&target).copied().unwrap_or(1);
+            let selected = selected.get(&target);
+            let is_in = |sets: Option<Membership>, set, is_used: bool| {
+                is_used && sets.is_some_and(|sets| sets.includes(set))
+            };
+            let of = |sets| {
+                let cluster = is_in(sets, Membership::CLUSTER, by_cluster);
+                (cluster, is_in(sets, Membership::LOCAL, by_local))
+            };
+            let (cluster, local) = of(selected.map(|it| it.sets));
+            let (may_cluster, may_local) = of(selected.map(|it| it.permitted_sets));
+            let weight = selected.map_or(1, |it| it.weight);
             let permitted = permitted.get(&target).copied();
             let reason = match permitted {
                 Some(permitted) if (cluster || local) && permitted.ready => EndpointReason::Ready,
                 Some(_) if cluster || local => EndpointReason::TerminatingFallback,
-                Some(_) if is_selected(&target) => EndpointReason::ZeroWeight,
+                Some(_) if may_cluster || may_local => EndpointReason::ZeroWeight,
                 Some(permitted) => {
                     inactive_reason(permitted, by_cluster || node_info.hosts(permitted))
                 }

@@ -72,7 +72,10 @@ impl FrontendOwners {
             let claim = ((*rank, name.clone()), ());
             let claims = match self.claims.entry(*key) {
                 Entry::Vacant(vacant) => {
-                    vacant.insert(LiteMap::from_iter([claim]));
+                    // Nearly all frontends have only one claim, so a larger capacity would waste memory.
+                    let mut only = LiteMap::with_capacity(1);
+                    only.extend([claim]);
+                    vacant.insert(only);
                     continue;
                 }
                 Entry::Occupied(claims) => claims.into_mut(),

@@ -1,5 +1,7 @@
 //! Counts service ports that have traffic policy `Local` but no endpoint on this node, for metrics.
 
+use tunnel_common::service::Membership;
+
 use super::{FrontendKind, PortPlan, ServicePlan};
 use crate::model::{PerFamily, TrafficPolicy};
 
@@ -32,5 +34,5 @@ fn has_no_local_endpoints(port: &PortPlan, is_internal: bool) -> bool {
         (frontend.kind == FrontendKind::ClusterIp) == is_internal
             && frontend.packet_policy == TrafficPolicy::Local
     });
-    is_local && port.has_endpoints && port.local.is_empty()
+    is_local && port.has_endpoints && !port.endpoints.has_any_in(Membership::LOCAL)
 }

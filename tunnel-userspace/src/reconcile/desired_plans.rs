@@ -44,6 +44,9 @@ pub struct PlanSettings {
     pub external_ips: ExternalIps,
     /// Determines whether `openyurt.io/topologyKeys` is honoured or ignored.
     pub topology_keys: TopologyKeys,
+    /// The percentage of the map entries not used by other namespaces that the Services of one namespace may
+    /// use.
+    pub namespace_share: u8,
 }
 
 /// All Services and their plans.
@@ -271,7 +274,7 @@ impl DesiredPlans {
                     let winner = owner.map(ToString::to_string).unwrap_or_default();
                     let text = format!("{key} belongs to {winner}");
                     let reason = Reason::FrontendConflict;
-                    problems.insert(name.clone(), PortProblem { reason, text });
+                    problems.insert(name.clone(), PortProblem::new(reason, text));
                 }
             }
             let mut plan = Arc::clone(plan);
@@ -365,9 +368,9 @@ impl DesiredPlans {
         let unowned = unowned.filter(|ip| Family::of(*ip) == name.family && !has(ip));
         let unowned: Vec<_> = unowned.map(|ip| ip.to_string()).collect();
         let reason = Reason::ExternalIpNotOwned;
-        (!unowned.is_empty()).then(|| PortProblem {
-            reason,
-            text: format!("{}: {}", reason.meaning(), unowned.join(", ")),
+        (!unowned.is_empty()).then(|| {
+            let text = format!("{}: {}", reason.meaning(), unowned.join(", "));
+            PortProblem::new(reason, text)
         })
     }
 }

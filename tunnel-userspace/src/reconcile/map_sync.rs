@@ -4,16 +4,22 @@ mod actual;
 mod allocators;
 mod diff;
 mod draining_backends;
+mod fit;
+mod fitted_plan;
+mod namespace_shares;
 mod orphans;
 mod probe_frontend;
 mod read_maps;
 mod ref_counted_lists;
 mod set_values;
 mod tracked_maps;
+mod write_service;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
-use litemap::LiteMap;
 use tunnel_common::{reason::Reason, table::MapSizes};
 
 pub use self::probe_frontend::ProbeFrontend;
@@ -22,7 +28,9 @@ pub(super) use self::{
     ref_counted_lists::RefCountedLists, set_values::slots, tracked_maps::TrackedMaps,
 };
 use self::{
-    diff::{PortDiff, Shortage},
+    actual::MapUsage,
+    fit::{Fit, ServiceRoom},
+    namespace_shares::EntryCounts,
     orphans::Orphans,
     tracked_maps::ChangeError,
 };
@@ -32,10 +40,7 @@ use super::{
     map_access::{AdoptError, MapReader, MapWriter, WriteError},
     port_problems::{PortProblem, PortProblems, ProblemTracker},
 };
-use crate::{
-    model::ObjectName,
-    plan::{PortName, PortPlan},
-};
+use crate::model::ObjectName;
 
 /// The current phase of syncing, which determines what the next sync writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -54,6 +59,9 @@ enum SyncPhase {
     Incremental,
 }
 
+/// The maximum number of refused service ports that are retried at once whenever entries are freed.
+const MAX_IMMEDIATE_RETRIES: usize = 256;
+
 /// Brings the service maps into line with the plans.
 pub(super) struct MapSync<M> {
     pub(super) tracked: TrackedMaps<M>,
@@ -63,9 +71,21 @@ pub(super) struct MapSync<M> {
     pub(super) dirty: BTreeSet<ObjectName>,
     /// The Services that are waiting for entries to be freed after a grace period.
     pub(super) waiting_for_entries: BTreeSet<ObjectName>,
+    /// The order in which Services began to wait for entries. Those that have waited longest are written first,
+    /// so that frequent changes to some Services don't keep others waiting.
+    waiting_since: BTreeMap<ObjectName, u64>,
     /// True if entries have been retired since the Services that don't fit into the maps were last retried.
     has_retired: bool,
+    /// True if the Services that don't fit into the maps can be retried, but are so many that they wait for
+    /// [`Self::retry_refused`].
+    has_refused_to_retry: bool,
     pub(super) problems: ProblemTracker,
+    /// The entries that will be removed at the end of the current sync.
+    leaving: EntryCounts,
+    /// The entries in use when a port did not fit into the maps during the current sync.
+    used_at_refusal: Option<MapUsage>,
+    /// True if the current sync has polled the removed backends that have open connections.
+    has_polled_draining: bool,
     /// The number of differences found by audits, plus the number of invalid entries found at startup.
     pub(super) drift: u64,
 }
@@ -74,10 +94,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// Takes over the maps with their current contents.
     pub(super) fn adopt(
         maps: M,
-        sizes: MapSizes,
+        (sizes, namespace_share): (MapSizes, u8),
         grace: &impl GracePeriod,
     ) -> Result<Self, AdoptError> {
-        let mut tracked = TrackedMaps::new(maps, sizes);
+        let mut tracked = TrackedMaps::new(maps, sizes, namespace_share);
         let is_new = tracked.maps.is_new();
         let invalid_keys = if is_new { 0 } else { tracked.adopt(grace)? };
         Ok(Self {
@@ -86,8 +106,13 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             phase: SyncPhase::WaitingForSources,
             dirty: BTreeSet::new(),
             waiting_for_entries: BTreeSet::new(),
+            waiting_since: BTreeMap::new(),
             has_retired: false,
+            has_refused_to_retry: false,
             problems: ProblemTracker::default(),
+            leaving: EntryCounts::default(),
+            used_at_refusal: None,
+            has_polled_draining: false,
             drift: u64::try_from(invalid_keys).unwrap_or(u64::MAX),
         })
     }
@@ -105,14 +130,22 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             self.assign_ids(desired);
         }
         let before = self.tracked.actual.usage();
+        self.leaving = EntryCounts::default();
+        self.has_polled_draining = false;
         let services = std::mem::take(&mut self.dirty);
         if self.phase == SyncPhase::FirstSync {
             self.tracked.maps.start_batch();
             self.tracked.actual.reserve(services.len());
         }
         let mut deletions = Vec::new();
-        for service in &services {
+        for service in self.in_order(&services) {
             self.write_service(desired, service, &mut deletions);
+            if self.waiting_for_entries.contains(service) {
+                let next = self.waiting_since.values().max().map_or(0, |last| last + 1);
+                self.waiting_since.entry(service.clone()).or_insert(next);
+            } else if !self.waiting_since.is_empty() {
+                self.waiting_since.remove(service);
+            }
         }
         if let Err(error) = self.tracked.maps.flush_batch() {
             self.enter_content_unknown(&error, desired);
@@ -129,7 +162,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             }
         }
         self.remove_orphans();
-        self.has_retired |= before.exceeds(&self.tracked.actual.usage());
+        // A port that was refused may have been refused only because later deletions came too late.
+        let after = self.tracked.actual.usage();
+        let at_refusal = self.used_at_refusal.take();
+        self.has_retired |=
+            before.exceeds(&after) || at_refusal.is_some_and(|it| it.exceeds(&after));
         services
     }
 
@@ -174,96 +211,6 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         );
     }
 
-    fn write_service(
-        &mut self,
-        desired: &DesiredPlans,
-        service: &ObjectName,
-        deletions: &mut Vec<(PortName, PortDiff)>,
-    ) {
-        let (wanted, mut problems) = desired.plan_to_write(service);
-        let known = self.tracked.actual.ids.get(service);
-        let known = known.into_iter().flat_map(LiteMap::keys);
-        let unwanted = known.filter(|name| !wanted.contains_key(*name));
-        let unwanted: Vec<PortName> = unwanted.cloned().collect();
-        let nothing = PortPlan::default();
-        let unwanted = unwanted.iter().map(|name| (name, &nothing));
-        let wanted = wanted.iter().map(|(name, plan)| (name, &**plan));
-        for (name, plan) in unwanted.chain(wanted) {
-            match self.write_port(name, plan, &mut problems) {
-                Ok(diff) => deletions.extend(diff.map(|diff| (name.clone(), diff))),
-                Err(error) => {
-                    self.dirty.insert(service.clone());
-                    problems.insert(name.clone(), error.problem());
-                }
-            }
-        }
-        self.replace_problems(service, problems);
-    }
-
-    /// Writes a port's planned entries, or as many of them as there is room for. Returns the diff, whose
-    /// deletions the caller must apply later, or `None` if nothing was written.
-    fn write_port(
-        &mut self,
-        name: &PortName,
-        plan: &PortPlan,
-        problems: &mut PortProblems,
-    ) -> Result<Option<PortDiff>, ChangeError> {
-        if self.orphans.keeps_backends(name) {
-            return Ok(None);
-        }
-        let Some(id) = self.assigned_id(name, plan) else {
-            let problem = PortProblem::no_room(Reason::FrontendsFull, 0, 0);
-            problems.insert(name.clone(), problem);
-            return Ok(None);
-        };
-        let (tracked, protocol) = (&mut self.tracked, name.protocol);
-        let mut result = tracked.write_plan(id, protocol, plan);
-        if matches!(result, Err(ChangeError::NoRoom(_))) && tracked.poll_draining() > 0 {
-            result = tracked.write_plan(id, protocol, plan);
-        }
-        let Err(ChangeError::NoRoom(Shortage {
-            reason,
-            is_temporary,
-        })) = result
-        else {
-            return result.map(Some);
-        };
-        if is_temporary && (tracked.has_waiting || !tracked.retired.0.is_empty()) {
-            self.waiting_for_entries.insert(name.service.clone());
-            return Ok(None);
-        }
-        let actual = &tracked.actual;
-        let problem = PortProblem::no_room(reason, plan.cluster.len(), actual.draining.len());
-        problems.insert(name.clone(), problem);
-        let reduced = if reason == Reason::SourceRangesFull {
-            plan.with_source_ranges(actual.source_ranges_of(id))
-        } else {
-            let Some(port) = actual.ports.get(&id) else {
-                tracked.retire_id_if_unused(Some(name), id);
-                return Ok(None);
-            };
-            plan.reduced_to(
-                |key| port.frontends.contains_key(key),
-                |target| port.backends.contains_key(target),
-                reason == Reason::SlotsFull,
-            )
-        };
-        tracked.write_plan(id, protocol, &reduced).map(Some)
-    }
-
-    /// Returns a port's id. A port that has none is assigned an orphaned id from one of its frontends'
-    /// records or, failing that, a free id. Returns `None` if there is no free id.
-    fn assigned_id(&mut self, name: &PortName, plan: &PortPlan) -> Option<u32> {
-        let actual = &mut self.tracked.actual;
-        if let Some(id) = actual.id(name) {
-            return Some(id);
-        }
-        let orphaned_id = actual.find_id(plan, |id| self.orphans.take_id(*id));
-        let id = orphaned_id.or_else(|| actual.free_ids.allocate())?;
-        actual.set_id(name.clone(), id);
-        Some(id)
-    }
-
     /// Writes the probe's frontend, calls `dial`, and removes the frontend again. Returns `None` without
     /// calling `dial` if a Service already owns the frontend or if it can't be written, for example because a
     /// map is full.
@@ -279,14 +226,26 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             Some(id) => self.orphans.take_id(id).then_some(id)?,
             None => actual.free_ids.allocate()?,
         };
-        let written = self
-            .tracked
-            .write_plan(id, probe.frontend.protocol, &probe.plan());
+        let fit = Fit {
+            actual: &self.tracked.actual,
+            id,
+            namespace: "",
+            service: ServiceRoom::default(),
+            leaving: EntryCounts::default(),
+            is_waiting: false,
+        };
+        let fitted = fit.fit(Cow::Owned(probe.plan())).ok();
+        let fitted = fitted.and_then(|fitted| fitted.plan);
+        let full = ChangeError::NoRoom(Reason::FrontendsFull);
+        let written = fitted.ok_or(full).and_then(|fitted| {
+            let protocol = probe.frontend.protocol;
+            self.tracked.write_plan(id, protocol, &fitted)
+        });
         if let Err(error) = &written {
             let PortProblem { reason, text } = error.problem();
             tracing::warn!(
                 reason = reason.label(),
-                text,
+                %text,
                 "cannot write the frontend of the probe"
             );
         }
@@ -295,6 +254,16 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             self.orphans.add_refused(id, error.problem());
         }
         result
+    }
+
+    /// Returns Services in the order in which they are written.
+    fn in_order<'a>(&self, services: &'a BTreeSet<ObjectName>) -> Vec<&'a ObjectName> {
+        let mut ordered: Vec<_> = services.iter().collect();
+        if !self.waiting_since.is_empty() {
+            let since = |service: &&ObjectName| self.waiting_since.get(*service).copied();
+            ordered.sort_by_key(|service| since(service).unwrap_or(u64::MAX));
+        }
+        ordered
     }
 
     fn replace_problems(&mut self, service: &ObjectName, problems: PortProblems) {
@@ -335,6 +304,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.tracked.adopt(grace)?;
         self.orphans.clear();
         self.waiting_for_entries.clear();
+        self.waiting_since.clear();
         self.phase = SyncPhase::FirstSyncUnbatched;
         Ok(())
     }
@@ -371,17 +341,34 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.dirty.append(&mut self.waiting_for_entries);
         self.poll_draining();
         if std::mem::take(&mut self.has_retired) {
-            self.dirty
-                .extend(self.problems.services_without_room().cloned());
+            self.plan_retry();
         }
+    }
+
+    /// Marks the Services that don't fit into the maps as dirty. If they have many ports, the retry is delayed,
+    /// so that one namespace's refused Services don't slow down every change to another's.
+    fn plan_retry(&mut self) {
+        let services = self.problems.by_service.values();
+        let ports = services.map(BTreeMap::len).sum::<usize>();
+        if ports > MAX_IMMEDIATE_RETRIES {
+            self.has_refused_to_retry = true;
+        } else {
+            self.retry_refused();
+        }
+    }
+
+    /// Marks the Services that don't fit into the maps as dirty.
+    pub(super) fn retry_refused(&mut self) {
+        self.has_refused_to_retry = false;
+        self.dirty
+            .extend(self.problems.services_without_room().cloned());
     }
 
     /// Frees the indices of removed backends whose connections have all been closed. If any index is freed,
     /// the Services that don't fit into the maps become dirty.
     pub(super) fn poll_draining(&mut self) {
         if self.tracked.poll_draining() > 0 {
-            self.dirty
-                .extend(self.problems.services_without_room().cloned());
+            self.plan_retry();
         }
     }
 }
@@ -405,6 +392,11 @@ impl<M> MapSync<M> {
     /// [`Self::read_again`] succeeds.
     pub(super) fn is_content_unknown(&self) -> bool {
         self.phase == SyncPhase::ContentUnknown
+    }
+
+    /// Returns true if Services that don't fit into the maps wait for [`Self::retry_refused`].
+    pub(super) const fn has_refused_to_retry(&self) -> bool {
+        self.has_refused_to_retry
     }
 
     /// Returns true if a change is waiting to be written.

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use tunnel_common::reason::Reason;
 
@@ -9,28 +9,23 @@ use crate::{model::ObjectName, plan::PortName};
 pub struct PortProblem {
     /// The reason for the problem. Problems are counted by reason.
     pub reason: Reason,
-    /// A description for operators.
-    pub text: String,
+    /// A description for operators. Snapshots share it, since one Service may have many ports.
+    pub text: Arc<str>,
+}
+
+impl PortProblem {
+    /// Creates a problem.
+    pub(super) fn new(reason: Reason, text: impl Into<Arc<str>>) -> Self {
+        let text = text.into();
+        Self { reason, text }
+    }
 }
 
 /// The problems with one Service's ports.
 pub(super) type PortProblems = BTreeMap<PortName, PortProblem>;
 
-impl PortProblem {
-    /// Returns the problem for a port that doesn't fit into the maps. `wanted` is the number of backends in
-    /// the port's plan, and `draining` is the number of removed backends whose indices are still in use by
-    /// open connections.
-    pub(super) fn no_room(reason: Reason, wanted: usize, draining: usize) -> Self {
-        let mut text = format!("{} ({wanted} backends wanted", reason.meaning());
-        if reason == Reason::BackendsFull && draining > 0 {
-            text.push_str(&format!(
-                "; open connections still use the indices of {draining} removed backends"
-            ));
-        }
-        text.push(')');
-        Self { reason, text }
-    }
-}
+/// The maximum number of a Service's ports that are logged at once.
+const MAX_LOGGED: usize = 10;
 
 /// The current problems of all Services, and the number of times each reason has occurred.
 #[derive(Debug, Default)]
@@ -60,16 +55,30 @@ impl ProblemTracker {
                 entry.or_insert_with(|| problem.clone());
             }
         }
-        for (name, problem) in &problems {
+        for problem in problems.values() {
             self.count(problem.reason);
-            if known.get(name) != Some(problem) {
-                let reason = problem.reason.label();
-                let text = &problem.text;
-                tracing::warn!(port = %name, reason, %text, "not programmed as planned");
-            }
         }
-        for name in known.keys().filter(|name| !problems.contains_key(*name)) {
+        let is_new = |(name, problem): &(&PortName, &PortProblem)| {
+            let known = known.get(*name);
+            known.is_none_or(|known| {
+                known.reason != problem.reason || !is_full(problem) && known.text != problem.text
+            })
+        };
+        let new: Vec<_> = problems.iter().filter(is_new).collect();
+        for (name, problem) in new.iter().take(MAX_LOGGED) {
+            let reason = problem.reason.label();
+            let text = &problem.text;
+            tracing::warn!(port = %name, reason, %text, "not programmed as planned");
+        }
+        if let Some(ports @ 1..) = new.len().checked_sub(MAX_LOGGED) {
+            tracing::warn!(%service, ports, "more ports of the Service are not programmed as planned");
+        }
+        let resolved = known.keys().filter(|name| !problems.contains_key(*name));
+        for name in resolved.clone().take(MAX_LOGGED) {
             tracing::info!(port = %name, "programmed as planned again");
+        }
+        if let Some(ports @ 1..) = resolved.count().checked_sub(MAX_LOGGED) {
+            tracing::info!(%service, ports, "more ports of the Service are programmed as planned again");
         }
         if !problems.is_empty() {
             self.by_service.insert(service.clone(), problems);
@@ -78,17 +87,37 @@ impl ProblemTracker {
 
     /// Returns the Services with a port that did not fit into the maps.
     pub(super) fn services_without_room(&self) -> impl Iterator<Item = &ObjectName> {
-        let is_full = |problem: &PortProblem| {
-            matches!(
-                problem.reason,
-                Reason::FrontendsFull
-                    | Reason::SlotsFull
-                    | Reason::BackendsFull
-                    | Reason::SourceRangesFull
-            )
-        };
         let problems = self.by_service.iter();
-        let refused = problems.filter(move |(_, ports)| ports.values().any(is_full));
+        let refused = problems.filter(|(_, ports)| ports.values().any(is_full));
         refused.map(|(service, _)| service)
     }
+
+    /// Returns how many ports did not fit into the share of each namespace.
+    pub(super) fn ports_beyond_share(&self) -> BTreeMap<Arc<str>, usize> {
+        let mut namespaces = BTreeMap::new();
+        for (service, ports) in &self.by_service {
+            let is_beyond =
+                |problem: &&PortProblem| problem.reason == Reason::NamespaceShareExceeded;
+            let beyond = ports.values().filter(is_beyond).count();
+            if beyond > 0 {
+                *namespaces
+                    .entry(Arc::clone(&service.namespace))
+                    .or_default() += beyond;
+            }
+        }
+        namespaces
+    }
+}
+
+/// Returns true if a port did not fit into the maps.
+const fn is_full(problem: &PortProblem) -> bool {
+    matches!(
+        problem.reason,
+        Reason::FrontendsFull
+            | Reason::SlotsFull
+            | Reason::SlotsReduced
+            | Reason::BackendsFull
+            | Reason::SourceRangesFull
+            | Reason::NamespaceShareExceeded
+    )
 }

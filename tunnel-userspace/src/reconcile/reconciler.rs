@@ -45,7 +45,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
         settings: PlanSettings,
     ) -> Result<Self, AdoptError> {
         Ok(Self {
-            sync: MapSync::adopt(maps, sizes, grace)?,
+            sync: MapSync::adopt(maps, (sizes, settings.namespace_share), grace)?,
             desired: DesiredPlans::new(settings),
             recorder: MetricsRecorder::default(),
             published: PublishedServices::default(),

@@ -7,9 +7,11 @@ mod kills;
 mod listeners;
 mod memory_maps;
 mod migrate;
+mod namespace_shares;
 mod node_pools;
 mod port_counters;
 mod restarts;
+mod rolling_changes;
 mod source_ranges;
 
 use std::{
@@ -31,8 +33,8 @@ use tunnel_common::{
 use super::*;
 use crate::{
     model::{
-        Algorithm, ClusterUpdate, Endpoint, ExternalIps, Family, Node, ObjectName, Service,
-        ServiceState, TopologyKeys, fixture,
+        Algorithm, ClusterUpdate, Endpoint, EndpointPort, ExternalIps, Family, Node, ObjectName,
+        Service, ServiceState, TopologyKeys, TrafficPolicy, fixture,
     },
     plan::NodePortAddresses,
 };
@@ -67,6 +69,7 @@ fn settings() -> PlanSettings {
         node_port_addresses: vec![NodePortAddresses::All],
         external_ips: ExternalIps::Any,
         topology_keys: TopologyKeys::Ignore,
+        namespace_share: 100,
     }
 }
 
@@ -236,6 +239,15 @@ fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceV
 /// Sets the number of open connections to a backend.
 fn set_open_connections(conns: &OpenConnections, index: u32, count: u64) {
     conns.0.lock().unwrap().insert(index, count);
+}
+
+/// Opens a connection to every serving backend.
+fn connect_to_all(reconciler: &Reconciler<Memory>) {
+    let maps = reconciler.maps();
+    let serving = maps.backends.iter().filter(|(_, it)| it.state.is_serving());
+    for (index, _) in serving {
+        set_open_connections(&maps.open_connections, *index, 1);
+    }
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {

@@ -101,6 +101,8 @@ fn each_full_map_is_a_reason_with_a_count() {
         (Reason::FrontendsFull, 2),
         (Reason::BackendsFull, 1),
         (Reason::FrontendConflict, 5),
+        (Reason::NamespaceShareExceeded, 7),
+        (Reason::SlotsReduced, 1),
     ];
     let problems = problems.map(|(reason, count)| (reason.label().to_owned(), count));
     let full = ReconcileStats {
@@ -111,16 +113,17 @@ fn each_full_map_is_a_reason_with_a_count() {
     unsteered.steering.unprogrammed = 3;
     let mut failing = ready_stats();
     failing.steering.failing = true;
-    let mut claimed = full.clone();
-    claimed
-        .problems
-        .retain(|reason, _| reason == Reason::FrontendConflict.label());
+    let mut ready = full.clone();
+    ready.problems.retain(|reason, _| {
+        ![Reason::FrontendsFull.label(), Reason::BackendsFull.label()].contains(&&**reason)
+    });
+    assert_eq!(ready.problems.len(), 3);
 
     assert_eq!(
         reasons(None, &full, None),
         [
-            "2 service ports not programmed: bpf.maps.frontends is used up",
-            "1 service ports not programmed: bpf.maps.backends is used up",
+            "2 service ports not programmed as planned: bpf.maps.frontends is used up",
+            "1 service ports not programmed as planned: bpf.maps.backends is used up",
         ]
     );
     assert_eq!(
@@ -128,7 +131,7 @@ fn each_full_map_is_a_reason_with_a_count() {
         ["3 ports of nodes not steered: bpf.maps.steering or a steering prefix is used up"]
     );
     assert_eq!(reasons(None, &failing, None).len(), 1);
-    assert_eq!(reasons(None, &claimed, None), [] as [String; 0]);
+    assert_eq!(reasons(None, &ready, None), [] as [String; 0]);
 }
 
 /// Returns the views of a daemon with the given statistics and source report.

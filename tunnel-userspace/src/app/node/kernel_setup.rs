@@ -97,6 +97,7 @@ impl KernelSetup {
             node_port_addresses: config.service.node_ports(),
             external_ips: config.service.external_ips,
             topology_keys: config.service.topology_keys,
+            namespace_share: config.service.namespace_share,
         };
         let steering_settings = SteeringSettings {
             rules: steering_rules(config)?,

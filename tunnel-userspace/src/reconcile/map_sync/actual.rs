@@ -1,17 +1,18 @@
 //! The contents of the service maps, kept in this process's memory: read once, then updated with every write.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
 use tunnel_common::{
-    service::{BackendState, Frontend, FrontendKey, Membership, SourceRange},
-    table::MapSizes,
+    service::{BackendState, Frontend, FrontendKey, IndexRange, Membership, SourceRange},
+    table::{MapSize, MapSizes},
 };
 
 use super::{
     allocators::{IndexAllocator, to_usize},
     draining_backends::DrainingBackends,
+    namespace_shares::{EntryCounts, MapState, NamespaceShares, ShareOfMap},
     ref_counted_lists::RefCountedLists,
 };
 use crate::{
@@ -39,13 +40,17 @@ pub(crate) struct ProgrammedPort {
     pub(crate) frontends: LiteMap<FrontendKey, ()>,
     /// The serving backends, each with its index.
     pub(crate) backends: LiteMap<BackendTarget, u32>,
+    /// The namespace of the Service; `None` if the entries belong to no known Service.
+    pub(super) namespace: Option<Arc<str>>,
+    /// The entries that count against the namespace's share.
+    pub(super) counted: EntryCounts,
 }
 
 /// The two fields of a backend that are updated in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::reconcile) struct BackendStatus {
     pub(in crate::reconcile) state: BackendState,
-    pub(super) membership: Membership,
+    pub(in crate::reconcile) membership: Membership,
 }
 
 /// The contents of the service maps.
@@ -68,6 +73,7 @@ pub(crate) struct ActualContent {
     /// The indices of removed backends that still have open connections.
     pub(in crate::reconcile) draining: DrainingBackends,
     pub(crate) free_ids: IndexAllocator,
+    pub(super) shares: NamespaceShares,
 }
 
 impl ActualContent {
@@ -87,6 +93,7 @@ impl ActualContent {
             free_backends: IndexAllocator::new(sizes.backend_entries(), &none),
             draining: DrainingBackends::default(),
             free_ids: IndexAllocator::new(sizes.frontend_entries(), &none),
+            shares: NamespaceShares::new(100),
         }
     }
 
@@ -120,6 +127,7 @@ impl ActualContent {
 
     /// Assigns an id to a service port.
     pub(crate) fn set_id(&mut self, name: PortName, id: u32) {
+        self.recount(id, Some(&name.service.namespace));
         let ids = self.ids.entry(name.service.clone());
         ids.or_insert_with(|| LiteMap::with_capacity(1))
             .insert(name, id);
@@ -154,11 +162,84 @@ impl ActualContent {
 
     /// Returns the source ranges of a port's restricted frontends, or an empty slice if no frontend is
     /// restricted.
-    pub(crate) fn source_ranges_of(&self, id: u32) -> &[SourceRange] {
-        let mut lists = self
-            .records_of(id)
-            .map(|it| self.source_ranges.items(it.source_ranges));
-        lists.find(|list| !list.is_empty()).unwrap_or_default()
+    pub(crate) fn source_ranges_of(&self, id: u32) -> Arc<[SourceRange]> {
+        let mut records = self.records_of(id);
+        let list = records.find_map(|it| self.source_ranges.shared_items(it.source_ranges));
+        list.unwrap_or_default()
+    }
+
+    /// Counts the entries of a service port again, after they have changed. `namespace` is `None` if the
+    /// port's namespace is unknown or has not changed.
+    pub(super) fn recount(&mut self, id: u32, namespace: Option<&Arc<str>>) {
+        let slots = self.slots_of(id);
+        let Some(port) = self.ports.get_mut(&id) else {
+            return;
+        };
+        if port.namespace.is_none() {
+            port.namespace = namespace.cloned();
+        }
+        let Some(namespace) = &port.namespace else {
+            return;
+        };
+        let counts = EntryCounts {
+            frontends: port.frontends.len(),
+            slots,
+            backends: port.backends.len(),
+        };
+        let old = std::mem::replace(&mut port.counted, counts);
+        self.shares.replace(namespace, old, counts);
+    }
+
+    /// Removes a service port that has no entries left.
+    pub(super) fn remove_port(&mut self, id: u32) {
+        if let Some(port) = self.ports.remove(&id)
+            && let Some(namespace) = &port.namespace
+        {
+            let none = EntryCounts::default();
+            self.shares.replace(namespace, port.counted, none);
+        }
+    }
+
+    /// Returns the counted entries of a service port.
+    pub(super) fn counts_of(&self, id: u32) -> EntryCounts {
+        let port = self.ports.get(&id);
+        port.map(|port| port.counted).unwrap_or_default()
+    }
+
+    /// Returns the number of slots in the sets that a port's records refer to.
+    fn slots_of(&self, id: u32) -> usize {
+        let mut sets: Vec<IndexRange> = Vec::with_capacity(2);
+        for set in self.records_of(id).flat_map(|it| [it.cluster, it.local]) {
+            // All records of a port usually refer to the same two sets.
+            if set.len > 0 && !sets.iter().rev().take(2).any(|known| *known == set) {
+                sets.push(set);
+            }
+        }
+        sets.sort_unstable_by_key(|set| set.base);
+        sets.dedup();
+        sets.into_iter().map(|set| to_usize(set.len)).sum()
+    }
+
+    /// Returns a namespace's use and limit of a map, or `None` if the share is not limited.
+    pub(super) fn share_of(&self, namespace: &str, size: MapSize) -> Option<ShareOfMap> {
+        let map = MapState {
+            size,
+            capacity: self.sizes.of(size),
+            used: self.used(size),
+        };
+        self.shares.share_of(namespace, map)
+    }
+
+    /// Returns the number of entries in use in a map, including those of removed backends that still have
+    /// open connections.
+    fn used(&self, size: MapSize) -> usize {
+        match size {
+            MapSize::Frontends => self.frontends.len(),
+            MapSize::Slots => to_usize(self.sets.used),
+            MapSize::Backends => to_usize(self.used_backends) + self.draining.len(),
+            MapSize::SourceRanges => to_usize(self.source_ranges.used),
+            MapSize::Steering | MapSize::Affinity => 0,
+        }
     }
 
     /// Increments the reference counts of the lists that a record refers to.
@@ -264,10 +345,16 @@ impl ActualContent {
     pub(crate) fn move_names_from(&mut self, earlier: &mut Self) {
         for (service, mut ids) in std::mem::take(&mut earlier.ids) {
             ids.retain(|_, id| self.ports.contains_key(id));
+            for id in ids.values() {
+                self.recount(*id, Some(&service.namespace));
+            }
             if !ids.is_empty() {
                 self.ids.insert(service, ids);
             }
         }
+        let (shares, draining) = (&mut self.shares, &self.draining);
+        let draining = draining.indices();
+        shares.take_draining_from(&mut earlier.shares, |index| draining.contains(&index));
     }
 }
 
@@ -281,6 +368,16 @@ pub(crate) struct MapUsage {
 }
 
 impl MapUsage {
+    /// Returns the greater number of entries for each map.
+    pub(crate) fn max(self, other: &Self) -> Self {
+        Self {
+            frontends: self.frontends.max(other.frontends),
+            slots: self.slots.max(other.slots),
+            source_ranges: self.source_ranges.max(other.source_ranges),
+            backends: self.backends.max(other.backends),
+        }
+    }
+
     /// Returns true if any of the numbers is greater than in `other`.
     pub(crate) const fn exceeds(&self, other: &Self) -> bool {
         self.frontends > other.frontends

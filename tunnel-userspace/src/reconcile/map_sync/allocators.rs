@@ -112,6 +112,16 @@ impl RangeAllocator {
         self.insert(base, length);
     }
 
+    /// Returns the lengths of the two largest free ranges.
+    pub(crate) fn largest(&self) -> [usize; 2] {
+        let mut lengths = self
+            .by_length
+            .iter()
+            .rev()
+            .map(|(length, _)| to_usize(*length));
+        [(); 2].map(|()| lengths.next().unwrap_or(0))
+    }
+
     fn insert(&mut self, base: u32, length: u32) {
         if length > 0 {
             self.by_base.insert(base, length);

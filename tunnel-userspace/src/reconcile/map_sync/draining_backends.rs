@@ -35,30 +35,43 @@ impl DrainingBackends {
         self.0.len()
     }
 
+    /// Returns the indices.
+    pub(super) fn indices(&self) -> BTreeSet<u32> {
+        self.0.iter().copied().collect()
+    }
+
     /// Frees the index of a removed backend that no program can choose any more, or adds the index to those
-    /// being polled if the backend still has open connections.
+    /// being polled if the backend still has open connections. Returns true if the index was freed.
     pub(super) fn free_or_drain(
         &mut self,
         index: u32,
         reader: &impl CounterReader,
         free: &mut IndexAllocator,
-    ) {
-        if has_open_connections(reader, index) {
-            self.0.push_back(index);
-        } else {
+    ) -> bool {
+        let is_free = !has_open_connections(reader, index);
+        if is_free {
             free.free(index);
+        } else {
+            self.0.push_back(index);
         }
+        is_free
     }
 
-    /// Polls the next indices and frees those that have no open connections. Returns how many were freed.
-    pub(super) fn poll(&mut self, reader: &impl CounterReader, free: &mut IndexAllocator) -> usize {
-        let before = self.0.len();
-        for _ in 0..before.min(BATCH) {
-            if let Some(index) = self.0.pop_front() {
-                self.free_or_drain(index, reader, free);
+    /// Polls the next indices and frees those that have no open connections. Returns the freed indices.
+    pub(super) fn poll(
+        &mut self,
+        reader: &impl CounterReader,
+        free: &mut IndexAllocator,
+    ) -> Vec<u32> {
+        let mut freed = Vec::new();
+        for _ in 0..self.0.len().min(BATCH) {
+            if let Some(index) = self.0.pop_front()
+                && self.free_or_drain(index, reader, free)
+            {
+                freed.push(index);
             }
         }
-        before - self.0.len()
+        freed
     }
 }
 

@@ -1,9 +1,11 @@
 use litemap::LiteMap;
-use tunnel_common::service::FrontendKey;
+use tunnel_common::service::{FrontendKey, Membership};
 
 use crate::{
     model::TrafficPolicy,
-    plan::{BackendTarget, FrontendKind, FrontendPlan, PortPlan},
+    plan::{
+        BackendTarget, FrontendKind, FrontendPlan, PlannedEndpoint, PlannedEndpoints, PortPlan,
+    },
 };
 
 /// A frontend that belongs to the daemon rather than to a Service. The daemon connects to it to check that
@@ -27,8 +29,11 @@ impl ProbeFrontend {
         };
         PortPlan {
             frontends: LiteMap::from_iter([(self.frontend, frontend)]),
-            cluster: vec![self.target],
-            serving: vec![self.target],
+            endpoints: PlannedEndpoints::from_iter([PlannedEndpoint {
+                target: self.target,
+                weight: 1,
+                sets: Membership::CLUSTER,
+            }]),
             has_endpoints: true,
             ..PortPlan::default()
         }

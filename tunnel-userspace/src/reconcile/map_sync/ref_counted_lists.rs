@@ -1,18 +1,36 @@
 //! Reference-counted lists of consecutive array entries that frontend records refer to: backend sets in the
 //! array of slots, and source ranges in an array of their own.
 
-use std::{collections::BTreeMap, hash::Hash, ops::Range, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    hash::Hash,
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 use foldhash::{HashMap, HashMapExt as _};
 use tunnel_common::service::IndexRange;
 
 use super::allocators::{RangeAllocator, to_usize};
+use crate::plan::SlotLayout;
+
+/// The members of a backend set and the layout of its slots, from which the slots are computed. Equal recipes
+/// have equal slots, as long as the backends keep their indices.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) struct SetRecipe {
+    pub(super) layout: SlotLayout,
+    /// The index and weight of each member.
+    pub(super) members: Box<[(u32, u32)]>,
+}
 
 /// A list and the number of records that refer to it.
 #[derive(Debug)]
 struct RefCountedList<T> {
     records: u32,
     items: Arc<[T]>,
+    /// The recipe of a backend set that is not plain; unset if the set was read from the maps and has not been
+    /// compared with a recipe yet.
+    recipe: OnceLock<Box<SetRecipe>>,
 }
 
 /// The lists in an array map, keyed by the index of their first entry.
@@ -86,6 +104,11 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         self.shared.as_ref()?.get(items).copied()
     }
 
+    /// Returns the list at a position, which can be shared.
+    pub(super) fn shared_items(&self, range: IndexRange) -> Option<Arc<[T]>> {
+        self.list_at(range).map(|list| Arc::clone(&list.items))
+    }
+
     /// Returns the list at a position.
     pub(in crate::reconcile) fn items(&self, range: IndexRange) -> &[T] {
         self.list_at(range).map_or(&[], |list| &list.items)
@@ -108,8 +131,14 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         if let Some(shared) = &mut self.shared {
             shared.insert(Arc::clone(&items), range);
         }
-        self.by_base
-            .insert(range.base, RefCountedList { records: 0, items });
+        self.by_base.insert(
+            range.base,
+            RefCountedList {
+                records: 0,
+                items,
+                recipe: OnceLock::new(),
+            },
+        );
     }
 
     /// Increments a list's reference count.
@@ -175,7 +204,51 @@ impl<T: Eq + Hash> RefCountedLists<T> {
         all.into_iter()
     }
 
+    /// Returns the lengths of the two largest free ranges.
+    pub(super) fn largest_free(&self) -> [usize; 2] {
+        self.free.largest()
+    }
+
     fn list_at(&self, range: IndexRange) -> Option<&RefCountedList<T>> {
         self.by_base.get(&range.base).filter(|_| range.len > 0)
+    }
+}
+
+impl RefCountedLists<u32> {
+    /// Returns true if the set at a position consists of the slots that a recipe produces. Calls `slots` to
+    /// compute the slots only if it is unknown which recipe produced the set.
+    pub(super) fn is_made_by<'a>(
+        &self,
+        range: IndexRange,
+        recipe: &SetRecipe,
+        slots: impl FnOnce() -> &'a Vec<u32>,
+    ) -> bool {
+        let Some(list) = self.list_at(range) else {
+            return false;
+        };
+        if recipe.layout == SlotLayout::Plain {
+            let indices = recipe.members.iter().map(|(index, _)| index);
+            return list.items.iter().eq(indices);
+        }
+        if let Some(known) = list.recipe.get() {
+            return **known == *recipe;
+        }
+        // A set that contains fewer or other backends is not worth computing the slots.
+        let is_equal = list.items.len() >= recipe.members.len() && **slots() == *list.items;
+        if is_equal {
+            let recipe = SetRecipe {
+                layout: recipe.layout,
+                members: recipe.members.clone(),
+            };
+            list.recipe.get_or_init(|| Box::new(recipe));
+        }
+        is_equal
+    }
+
+    /// Stores the recipe that produced the set at a position.
+    pub(super) fn set_recipe(&self, range: IndexRange, recipe: SetRecipe) {
+        if let Some(list) = self.list_at(range) {
+            list.recipe.get_or_init(|| Box::new(recipe));
+        }
     }
 }

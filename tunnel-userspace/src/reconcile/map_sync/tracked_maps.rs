@@ -12,12 +12,15 @@ use tunnel_common::{
 
 use super::{
     actual::{ActualContent, BackendStatus, ProgrammedFrontend},
-    diff::{PortDiff, Shortage, frontend_record},
+    diff::{PortDiff, RecordBuilder},
+    fitted_plan::{FittedPlan, FittedSet, weighted_members},
+    namespace_shares::NamespaceShares,
     read_maps::{self, InvalidEntries},
+    ref_counted_lists::SetRecipe,
     set_values::slots,
 };
 use crate::{
-    plan::{BackendTarget, PortName, PortPlan},
+    plan::{BackendTarget, PortName, SlotLayout},
     reconcile::{
         grace_period::{GracePeriod, RetiredEntries, RetiredEntry},
         map_access::{AdoptError, MapReader, MapWriter, ReadError, WriteError},
@@ -28,9 +31,9 @@ use crate::{
 /// The reason why a change to the maps was not made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChangeError {
-    /// The maps have no room for the change.
-    #[error("{}", .0.reason.meaning())]
-    NoRoom(Shortage),
+    /// The maps have no free entry at present.
+    #[error("{}", .0.meaning())]
+    NoRoom(Reason),
     /// The kernel refused a write.
     #[error("{}", Reason::WriteFailed.meaning())]
     Write(#[from] WriteError),
@@ -41,25 +44,13 @@ impl ChangeError {
     pub(super) fn problem(&self) -> PortProblem {
         let text = self.to_string();
         match self {
-            Self::NoRoom(Shortage { reason, .. }) => PortProblem {
-                reason: *reason,
-                text,
-            },
-            Self::Write(error) => PortProblem {
-                reason: Reason::WriteFailed,
-                text: format!("{text}: {error}: {}", error.source),
-            },
+            Self::NoRoom(reason) => PortProblem::new(*reason, text),
+            Self::Write(error) => {
+                let text = format!("{text}: {error}: {}", error.source);
+                PortProblem::new(Reason::WriteFailed, text)
+            }
         }
     }
-}
-
-/// Returns the error for a shortage that will end once retired entries are freed.
-const fn temporarily_full(reason: Reason) -> ChangeError {
-    let is_temporary = true;
-    ChangeError::NoRoom(Shortage {
-        reason,
-        is_temporary,
-    })
 }
 
 /// The service maps and their tracked contents.
@@ -75,10 +66,12 @@ pub(crate) struct TrackedMaps<M> {
 impl<M: MapReader + MapWriter> TrackedMaps<M> {
     /// Creates an instance for maps of the given sizes. The tracked contents are empty until [`Self::adopt`]
     /// reads the maps.
-    pub(super) fn new(maps: M, sizes: MapSizes) -> Self {
+    pub(super) fn new(maps: M, sizes: MapSizes, namespace_share: u8) -> Self {
+        let mut actual = ActualContent::empty(sizes);
+        actual.shares = NamespaceShares::new(namespace_share);
         Self {
             maps,
-            actual: ActualContent::empty(sizes),
+            actual,
             retired: RetiredEntries::default(),
             has_waiting: false,
         }
@@ -94,7 +87,9 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     /// which happens last.
     pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
         let (actual, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
+        let percent = self.actual.shares.percent();
         self.actual = self.complete_read(actual, &invalid, grace)?;
+        self.actual.shares = NamespaceShares::new(percent);
         self.reset_unused_counters()?;
         self.retired = RetiredEntries::default();
         Ok(invalid.frontend_keys.len())
@@ -112,6 +107,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         let differences = fresh.differences(&self.actual) + invalid_entries;
         if differences > 0 {
             let mut fresh = self.complete_read(fresh, &invalid, grace)?;
+            fresh.shares = NamespaceShares::new(self.actual.shares.percent());
             fresh.move_names_from(&mut self.actual);
             self.actual = fresh;
         }
@@ -129,7 +125,11 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
                 RetiredEntry::SourceRanges(set) => actual.source_ranges.free(set),
                 RetiredEntry::Backend(index) => {
                     let free = &mut actual.free_backends;
-                    actual.draining.free_or_drain(index, &self.maps, free);
+                    if actual.draining.free_or_drain(index, &self.maps, free) {
+                        actual.shares.remove_former_owner(index, false);
+                    } else {
+                        actual.shares.add_draining(index);
+                    }
                 }
                 RetiredEntry::PortId(id) => {
                     actual.free_ids.free(id);
@@ -144,7 +144,16 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     /// were freed.
     pub(super) fn poll_draining(&mut self) -> usize {
         let actual = &mut self.actual;
-        actual.draining.poll(&self.maps, &mut actual.free_backends)
+        let freed = actual.draining.poll(&self.maps, &mut actual.free_backends);
+        for index in &freed {
+            actual.shares.remove_former_owner(*index, true);
+        }
+        freed.len()
+    }
+
+    /// Returns true if there will be more room once retired entries are freed.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.has_waiting || !self.retired.0.is_empty()
     }
 
     /// Returns the entries that have been removed since the last call.
@@ -154,21 +163,22 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         retired
     }
 
-    /// Writes a service port plan's new and changed entries to the maps. Returns the full diff; its deletions
-    /// are left to [`Self::remove_unplanned`].
+    /// Writes a service port's new and changed entries to the maps. Returns the full diff; its deletions are
+    /// left to [`Self::remove_unplanned`].
     pub(super) fn write_plan(
         &mut self,
         id: u32,
         protocol: Protocol,
-        plan: &PortPlan,
+        fitted: &FittedPlan<'_>,
     ) -> Result<PortDiff, ChangeError> {
-        let diff = PortDiff::between(&self.actual, id, plan);
-        diff.check_room(&self.actual, plan)
-            .map_err(ChangeError::NoRoom)?;
+        let diff = PortDiff::between(&self.actual, id, fitted);
+        if diff.upserts.len() > self.actual.free_frontends.free_count() {
+            return Err(ChangeError::NoRoom(Reason::FrontendsFull));
+        }
         self.write_backends(id, protocol, &diff.new_backends)?;
         let sources = self.write_source_ranges(&diff.new_source_ranges)?;
         let mut sets = [IndexRange::default(); 2];
-        let written = self.write_frontends(plan, &diff, &mut sets);
+        let written = self.write_frontends(fitted, &diff, &mut sets);
         // If a write failed, this frees the new lists that no record refers to.
         for set in sets {
             self.actual.sets.free_unused(set);
@@ -194,14 +204,17 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         let mut deletes = diff.deletes.iter();
         deletes.try_for_each(|key| self.delete_frontend(diff.id, key))?;
         let mut removed = diff.removed_backends.iter();
-        removed.try_for_each(|(target, index)| self.retire_backend(diff.id, target, *index))?;
+        let retired =
+            removed.try_for_each(|(target, index)| self.retire_backend(diff.id, target, *index));
+        self.actual.recount(diff.id, None);
+        retired?;
         self.retire_id_if_unused(name, diff.id);
         Ok(())
     }
 
     /// Removes all entries with the given id, which must not be assigned to any service port.
     pub(super) fn remove_all(&mut self, id: u32) -> Result<(), ChangeError> {
-        let diff = PortDiff::between(&self.actual, id, &PortPlan::default());
+        let diff = PortDiff::between(&self.actual, id, &FittedPlan::empty());
         self.remove_unplanned(None, &diff)
     }
 
@@ -209,7 +222,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     pub(super) fn retire_id_if_unused(&mut self, name: Option<&PortName>, id: u32) {
         let port = self.actual.ports.get(&id);
         if port.is_none_or(|it| it.frontends.is_empty() && it.backends.is_empty()) {
-            self.actual.ports.remove(&id);
+            self.actual.remove_port(id);
             self.retired.0.push(RetiredEntry::PortId(id));
             if let Some(name) = name {
                 self.actual.remove_name(name);
@@ -219,15 +232,24 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
 
     fn write_frontends(
         &mut self,
-        plan: &PortPlan,
+        fitted: &FittedPlan<'_>,
         diff: &PortDiff,
         [cluster, local]: &mut [IndexRange; 2],
     ) -> Result<(), ChangeError> {
-        *cluster = self.write_set(diff.id, diff.cluster_set, &plan.cluster)?;
-        *local = self.write_set(diff.id, diff.local_set, &plan.local)?;
+        *cluster = self.write_set(diff.id, fitted, (fitted.cluster, Membership::CLUSTER))?;
+        *local = match fitted.local {
+            FittedSet::SameAsCluster => *cluster,
+            own @ (FittedSet::Empty | FittedSet::Existing(_) | FittedSet::New(_)) => {
+                self.write_set(diff.id, fitted, (own, Membership::LOCAL))?
+            }
+        };
+        if diff.upserts.is_empty() {
+            return Ok(());
+        }
+        let sets = (*cluster, *local);
+        let records = RecordBuilder::new(&self.actual, diff.id, fitted, sets);
         for (key, frontend) in &diff.upserts {
-            let sets = (*cluster, *local);
-            let record = frontend_record(&self.actual, (*key, frontend), diff.id, plan, sets);
+            let record = records.build(*key, frontend);
             self.write_frontend(record)?;
         }
         Ok(())
@@ -244,7 +266,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         for (target, sets) in wanted {
             // The caller has checked that there is room for all of them.
             let room = self.actual.free_backends.allocate();
-            let index = room.ok_or_else(|| temporarily_full(Reason::BackendsFull))?;
+            let index = room.ok_or(ChangeError::NoRoom(Reason::BackendsFull))?;
             let backend = Backend {
                 address: target.address,
                 port: target.port,
@@ -276,35 +298,49 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         result.map_err(ChangeError::Write)
     }
 
-    /// Writes a set's slots, unless an equal set is already in the maps and given as `existing`. No program
-    /// reads the slots until a record refers to them.
+    /// Computes and writes a set's slots, unless the set is already in the maps. No program reads the slots
+    /// until a record refers to them.
     fn write_set(
         &mut self,
         id: u32,
-        existing: Option<IndexRange>,
-        targets: &[BackendTarget],
+        fitted: &FittedPlan<'_>,
+        (fitted_set, set): (FittedSet, Membership),
     ) -> Result<IndexRange, ChangeError> {
-        if let Some(existing) = existing {
-            return Ok(existing);
-        }
-        let backends = targets.iter().map(|target| self.actual.backend(id, target));
-        let backends: Option<Vec<_>> = backends.collect();
-        let backends = backends.ok_or_else(|| temporarily_full(Reason::BackendsFull))?;
-        let room = self.actual.sets.allocate(backends.len());
-        let set = room.ok_or_else(|| temporarily_full(Reason::SlotsFull))?;
+        let layout = match fitted_set {
+            FittedSet::Empty | FittedSet::SameAsCluster => return Ok(IndexRange::default()),
+            FittedSet::Existing(range) => return Ok(range),
+            FittedSet::New(layout) => layout,
+        };
+        let members = weighted_members(&fitted.backends, set);
+        let indices = members.iter().map(|(target, weight)| {
+            let index = self.actual.backend(id, target);
+            Some((index?, *weight))
+        });
+        let indices: Option<Box<[(u32, u32)]>> = indices.collect();
+        let indices = indices.ok_or(ChangeError::NoRoom(Reason::BackendsFull))?;
+        let room = self.actual.sets.allocate(layout.slot_count(&members));
+        let set = room.ok_or(ChangeError::NoRoom(Reason::SlotsFull))?;
+        let distributed = layout.distribute(&members).into_iter();
+        let backends = distributed.filter_map(|member| Some(indices.get(member)?.0));
+        let backends: Vec<u32> = backends.collect();
         let slots: Vec<_> = slots(&backends).collect();
         if let Err(error) = self.maps.write_slots(set.base, &slots) {
             self.actual.sets.free(set);
             return Err(error.into());
         }
         self.actual.sets.insert(set, backends);
+        if layout != SlotLayout::Plain {
+            let members = indices;
+            let recipe = SetRecipe { layout, members };
+            self.actual.sets.set_recipe(set, recipe);
+        }
         Ok(set)
     }
 
     /// Writes source ranges. No program reads them until a record refers to them.
     fn write_source_ranges(&mut self, ranges: &[SourceRange]) -> Result<IndexRange, ChangeError> {
         let room = self.actual.source_ranges.allocate(ranges.len());
-        let set = room.ok_or_else(|| temporarily_full(Reason::SourceRangesFull))?;
+        let set = room.ok_or(ChangeError::NoRoom(Reason::SourceRangesFull))?;
         for (index, range) in (set.base..).zip(ranges) {
             if let Err(error) = self.maps.write_source_range(index, range) {
                 self.actual.source_ranges.free(set);
@@ -317,7 +353,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
 
     fn write_frontend(&mut self, record: Frontend) -> Result<(), ChangeError> {
         let room = self.actual.free_frontends.allocate();
-        let index = room.ok_or_else(|| temporarily_full(Reason::FrontendsFull))?;
+        let index = room.ok_or(ChangeError::NoRoom(Reason::FrontendsFull))?;
         let key = record.key;
         let written = self
             .maps
@@ -375,6 +411,9 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         self.actual.update_backend_status(index, retire);
         if let Some(port) = self.actual.ports.get_mut(&id) {
             port.backends.remove(target);
+            if let Some(namespace) = &port.namespace {
+                self.actual.shares.add_former_owner(index, namespace);
+            }
         }
         self.actual.used_backends -= 1;
         self.retired.0.push(RetiredEntry::Backend(index));

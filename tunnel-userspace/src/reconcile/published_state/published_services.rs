@@ -66,7 +66,8 @@ impl PublishedServices {
     }
 
     /// Returns all Services, or only those with the given name, which has the form `name` or
-    /// `namespace/name`.
+    /// `namespace/name`. A list of all Services contains at most ten endpoints of each port that are not in the
+    /// maps, and none of a port that is not in the maps, so that its length depends on the sizes of the maps.
     pub fn services(
         &self,
         reader: &impl CounterReader,
@@ -76,7 +77,12 @@ impl PublishedServices {
             name.is_none_or(|name| is_named(snapshot.name(), name))
         };
         let wanted = self.all().filter(is_wanted);
-        wanted.map(|snapshot| snapshot.view(reader))
+        wanted.map(move |snapshot| snapshot.view(reader, name.is_none()))
+    }
+
+    /// Returns the total number of ports of all Services.
+    pub(in crate::reconcile) fn port_count(&self) -> usize {
+        self.read().ports
     }
 
     /// Reads the counters of the first `most` service ports in order of name.

@@ -9,6 +9,9 @@ use tunnel_common::reason::Reason;
 use super::sync_metrics::SyncMetrics;
 use crate::reconcile::{desired_plans::DesiredPlans, map_sync::MapSync, steering::SteeringView};
 
+/// The maximum number of namespaces that are reported because they have used up their share of the maps.
+const MAX_NAMESPACES: usize = 100;
+
 /// The statistics that the reconcile loop publishes after each sync.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -35,6 +38,10 @@ pub struct ReconcileStats {
     pub draining_backends: usize,
     /// The number of service ports that are not programmed as planned, by reason.
     pub problems: BTreeMap<String, usize>,
+    /// The number of service ports that did not fit into the share of their namespace, by namespace. Contains
+    /// at most 100 namespaces.
+    #[serde(default)]
+    pub namespaces_beyond_share: BTreeMap<String, usize>,
     /// The number of problems that have occurred since this process started, by reason.
     pub counts: BTreeMap<String, u64>,
     /// The number of syncs so far.
@@ -91,6 +98,11 @@ impl ReconcileStats {
             let label = problem.reason.label().to_owned();
             *self.problems.entry(label).or_default() += 1;
         }
+        let beyond_share = sync.problems.ports_beyond_share().into_iter();
+        self.namespaces_beyond_share = beyond_share
+            .take(MAX_NAMESPACES)
+            .map(|(namespace, ports)| (namespace.to_string(), ports))
+            .collect();
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
         self.counts = sync.problems.reason_counts.iter().map(counted).collect();
     }

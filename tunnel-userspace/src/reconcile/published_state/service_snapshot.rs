@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
-use tunnel_common::service::{FrontendKey, SourceRange};
+use tunnel_common::service::{FrontendKey, Membership, SourceRange};
 
 use super::published_services::PublishedServices;
 use crate::{
@@ -59,7 +59,7 @@ pub(super) struct PortSnapshot {
     /// The port's serving backends in the maps.
     pub(super) backends: Box<[BackendSnapshot]>,
     /// The client source ranges, as stored in the maps, that may use the port's restricted frontends.
-    pub(super) source_ranges: Box<[SourceRange]>,
+    pub(super) source_ranges: Arc<[SourceRange]>,
 }
 
 /// A serving backend of a service port.
@@ -67,8 +67,8 @@ pub(super) struct PortSnapshot {
 pub(super) struct BackendSnapshot {
     pub(super) target: BackendTarget,
     pub(super) index: u32,
-    /// True if the backend is in a set, so that it gets new connections.
-    pub(super) is_in_set: bool,
+    /// The sets that contain the backend, so that it gets new connections.
+    pub(super) sets: Membership,
 }
 
 impl ServiceSnapshot {
@@ -113,15 +113,12 @@ impl PortSnapshot {
             .id(name)
             .and_then(|id| Some((id, actual.ports.get(&id)?)));
         let (id, port) = programmed.unzip();
-        let in_sets = id
-            .map(|id| backends_in_sets(id, actual))
-            .unwrap_or_default();
         let frontends = port.into_iter().flat_map(|port| port.frontends.keys());
         let backends = port.into_iter().flat_map(|port| &port.backends);
         let backend = |(target, index): (&BackendTarget, &u32)| BackendSnapshot {
             target: *target,
             index: *index,
-            is_in_set: in_sets.contains(index),
+            sets: actual.backend_status(*index).membership,
         };
         Self {
             name: name.clone(),
@@ -132,14 +129,7 @@ impl PortSnapshot {
                 .map(|key| (*key, desired.listeners.with_listener.contains(key)))
                 .collect(),
             backends: backends.map(backend).collect(),
-            source_ranges: id.map_or(&[][..], |id| actual.source_ranges_of(id)).into(),
+            source_ranges: id.map_or_else(Arc::default, |id| actual.source_ranges_of(id)),
         }
     }
-}
-
-/// Returns the indices of the backends that are in a port's sets.
-fn backends_in_sets(id: u32, actual: &ActualContent) -> BTreeSet<u32> {
-    let sets = actual.records_of(id).flat_map(|it| [it.cluster, it.local]);
-    let backends = sets.flat_map(|set| actual.sets.items(set));
-    backends.copied().collect()
 }

@@ -1,12 +1,9 @@
 //! The JSON representation of a Service in `/services` and `culvert services`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use tunnel_common::service::{FrontendKey, SourceRange};
+use tunnel_common::service::{FrontendKey, Membership, SourceRange};
 
 use super::{
     port_counters::read_service_counts,
@@ -14,7 +11,7 @@ use super::{
 };
 use crate::{
     model::TrafficPolicy,
-    plan::{self, BackendTarget, FrontendKind, FrontendPlan},
+    plan::{self, BackendTarget, EndpointStatus, FrontendKind, FrontendPlan},
     reconcile::map_access::CounterReader,
 };
 
@@ -65,8 +62,13 @@ pub struct PortView {
     /// backends, every traffic policy is `Local` and no endpoint is on this node.
     #[serde(default)]
     pub has_endpoints: bool,
-    /// All endpoints in the EndpointSlices, each with its status.
+    /// The endpoints in the EndpointSlices, each with its status, and those that are still in the maps because
+    /// no other endpoint could be programmed.
     pub endpoints: Vec<EndpointView>,
+    /// The number of endpoints that are not in the maps and not in `endpoints`. Only a list of all Services
+    /// omits endpoints.
+    #[serde(default)]
+    pub omitted_endpoints: usize,
     /// The label of the reason, if the port is not programmed as planned.
     pub reason: Option<String>,
     /// A description of the problem, if the port is not programmed as planned.
@@ -103,9 +105,10 @@ pub struct EndpointView {
     pub node: Option<String>,
     /// The endpoint's zone, if known.
     pub zone: Option<String>,
-    /// The endpoint's condition: `ready`, `terminating` (but still serving), or `not ready`.
+    /// The endpoint's condition: `ready`, `terminating` (but still serving), `not ready`, or `removed` if it is
+    /// no longer in the EndpointSlices.
     pub condition: String,
-    /// The backend sets that contain the endpoint: `cluster`, `local`, both, or neither.
+    /// The backend sets in the maps that contain the endpoint: `cluster`, `local`, both, or neither.
     pub sets: Vec<String>,
     /// The endpoint's relative weight.
     pub weight: u32,
@@ -115,32 +118,64 @@ pub struct EndpointView {
     /// endpoint is in the maps. A UDP socket is counted only for its last backend.
     #[serde(default)]
     pub open_connections: Option<u64>,
-    /// `active` if the endpoint gets new connections or `inactive` if it doesn't, followed by the reason.
+    /// `active` if the endpoint gets new connections, `inactive` if it should not get any, or `not programmed`
+    /// if it should get some but is not in the maps; followed by the reason.
     pub status: String,
 }
 
 /// The condition of an endpoint that is ready for new connections.
 const READY: &str = "ready";
 
+/// The condition of a backend that is no longer in the EndpointSlices.
+const REMOVED: &str = "removed";
+
+/// The status of a backend that should not get new connections any more.
+const KEPT: &str = "active: kept because no other endpoint could be programmed";
+
+/// The maximum number of endpoints of a port that are not in the maps in a list of all Services.
+const MAX_UNPROGRAMMED: usize = 10;
+
+/// The maximum number of source ranges of a port that are listed.
+const MAX_SOURCE_RANGES: usize = 100;
+
 impl ServiceSnapshot {
-    /// Returns the Service's JSON representation, with the current counters.
-    pub(super) fn view(&self, reader: &impl CounterReader) -> ServiceView {
+    /// Returns the Service's JSON representation, with the current counters. If `is_brief`, omits most of the
+    /// endpoints that are not in the maps.
+    pub(super) fn view(&self, reader: &impl CounterReader, is_brief: bool) -> ServiceView {
         let name = self.name();
         let ports = self.ports.iter();
         ServiceView {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
-            ports: ports.map(|port| self.port_view(port, reader)).collect(),
+            ports: ports
+                .map(|port| self.port_view(port, reader, is_brief))
+                .collect(),
         }
     }
 
-    fn port_view(&self, port: &PortSnapshot, reader: &impl CounterReader) -> PortView {
+    fn port_view(
+        &self,
+        port: &PortSnapshot,
+        reader: &impl CounterReader,
+        is_brief: bool,
+    ) -> PortView {
         let (name, plan) = (&port.name, &port.plan);
         let problem = port.problem.as_ref();
         let backends = port.backends.iter();
-        let (backends, removed) = backends.partition::<Vec<_>, _>(|backend| backend.is_in_set);
+        let (backends, removed) =
+            backends.partition::<Vec<_>, _>(|backend| backend.sets != Membership::NONE);
         let to_text = |backend: &BackendSnapshot| backend.target.to_string();
-        let endpoints = self.endpoint_views(port, reader);
+        let (endpoints, omitted_endpoints) = if is_brief && port.frontends.is_empty() {
+            (Vec::new(), plan.endpoints.len())
+        } else {
+            let mut endpoints = self.endpoint_views(port, reader);
+            let omitted = if is_brief {
+                omit_unprogrammed(&mut endpoints)
+            } else {
+                0
+            };
+            (endpoints, omitted)
+        };
         // A ready endpoint that serves only other nodes is not draining.
         let ready = endpoints.iter().filter(|it| it.condition == READY);
         let ready: BTreeSet<&str> = ready.map(|it| it.endpoint.as_str()).collect();
@@ -155,7 +190,7 @@ impl ServiceSnapshot {
             algorithm: plan.algorithm.label().to_owned(),
             affinity_seconds: plan.affinity_timeout,
             socket_translation_disabled: plan.socket_translation_disabled,
-            source_ranges: port.source_ranges.iter().map(source_view).collect(),
+            source_ranges: source_views(&port.source_ranges),
             connections: counts.sent,
             refused: counts.refused,
             frontends: frontends
@@ -167,8 +202,9 @@ impl ServiceSnapshot {
             draining,
             has_endpoints: plan.has_endpoints,
             endpoints,
+            omitted_endpoints,
             reason: problem.map(|problem| problem.reason.label().to_owned()),
-            problem: problem.map(|problem| problem.text.clone()),
+            problem: problem.map(|problem| problem.text.to_string()),
         }
     }
 
@@ -179,7 +215,8 @@ impl ServiceSnapshot {
     ) -> Vec<EndpointView> {
         let PortSnapshot { name, plan, .. } = port;
         let known = port.backends.iter();
-        let known: BTreeMap<BackendTarget, u32> = known.map(|it| (it.target, it.index)).collect();
+        let mut known: BTreeMap<BackendTarget, &BackendSnapshot> =
+            known.map(|it| (it.target, it)).collect();
         let restricted = self.restricted.as_ref().unwrap_or(&self.state);
         let of = (&*name.port, name.protocol);
         let statuses = plan::endpoint_statuses(
@@ -190,14 +227,11 @@ impl ServiceSnapshot {
             plan,
             &self.node_info,
         );
-        let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
-        statuses
+        let mut views: Vec<_> = statuses
             .into_iter()
             .map(|it| {
-                let sets = [(it.cluster, "cluster"), (it.local, "local")];
-                let sets = sets.into_iter().filter(|(is_in, _)| *is_in);
+                let backend = known.remove(&it.target);
                 let endpoint = it.endpoint;
-                let index = known.get(&it.target);
                 let condition = if endpoint.ready {
                     READY
                 } else if endpoint.is_fallback() {
@@ -206,20 +240,86 @@ impl ServiceSnapshot {
                     "not ready"
                 };
                 EndpointView {
-                    endpoint: it.target.to_string(),
-                    pod: text(&endpoint.name),
-                    node: text(&endpoint.node),
-                    zone: text(&endpoint.zone),
-                    condition: condition.to_owned(),
-                    sets: sets.map(|(_, set)| set.to_owned()).collect(),
+                    pod: endpoint.name.as_deref().map(str::to_owned),
+                    node: endpoint.node.as_deref().map(str::to_owned),
+                    zone: endpoint.zone.as_deref().map(str::to_owned),
                     weight: it.weight,
-                    programmed: index.is_some(),
-                    open_connections: index.and_then(|index| reader.open_connections(*index).ok()),
-                    status: it.reason.text().to_owned(),
+                    status: endpoint_status(port, &it, backend),
+                    ..backend_view(it.target, condition, backend, reader)
                 }
             })
-            .collect()
+            .collect();
+        let kept = known.into_iter();
+        let kept = kept.filter(|(_, backend)| backend.sets != Membership::NONE);
+        views.extend(kept.map(|(target, backend)| EndpointView {
+            status: KEPT.to_owned(),
+            ..backend_view(target, REMOVED, Some(backend), reader)
+        }));
+        views
     }
+}
+
+/// Returns the view of an endpoint, of which only the backend in the maps is known.
+fn backend_view(
+    target: BackendTarget,
+    condition: &str,
+    backend: Option<&BackendSnapshot>,
+    reader: &impl CounterReader,
+) -> EndpointView {
+    let sets = [
+        (Membership::CLUSTER, "cluster"),
+        (Membership::LOCAL, "local"),
+    ];
+    let is_in = |set| backend.is_some_and(|backend| backend.sets.includes(set));
+    let sets = sets.into_iter().filter(|(set, _)| is_in(*set));
+    EndpointView {
+        endpoint: target.to_string(),
+        pod: None,
+        node: None,
+        zone: None,
+        condition: condition.to_owned(),
+        sets: sets.map(|(_, set)| set.to_owned()).collect(),
+        weight: 1,
+        programmed: backend.is_some(),
+        open_connections: backend.and_then(|it| reader.open_connections(it.index).ok()),
+        status: String::new(),
+    }
+}
+
+/// Returns the status of an endpoint, which says if it is in the maps as planned.
+fn endpoint_status(
+    port: &PortSnapshot,
+    planned: &EndpointStatus<'_>,
+    backend: Option<&BackendSnapshot>,
+) -> String {
+    let is_planned = planned.cluster || planned.local;
+    let is_in_set = backend.is_some_and(|backend| backend.sets != Membership::NONE);
+    match (is_planned, is_in_set) {
+        (true, false) => {
+            let problem = port.problem.as_ref();
+            let reason = problem.map_or("not written yet", |problem| problem.reason.label());
+            format!("not programmed: {reason}")
+        }
+        (false, true) => KEPT.to_owned(),
+        (true, true) | (false, false) => planned.reason.text().to_owned(),
+    }
+}
+
+/// Removes most of the endpoints that are not in the maps. Returns how many it removes.
+fn omit_unprogrammed(endpoints: &mut Vec<EndpointView>) -> usize {
+    let (before, mut unprogrammed) = (endpoints.len(), 0);
+    endpoints.retain(|endpoint| {
+        unprogrammed += usize::from(!endpoint.programmed);
+        endpoint.programmed || unprogrammed <= MAX_UNPROGRAMMED
+    });
+    before - endpoints.len()
+}
+
+fn source_views(ranges: &[SourceRange]) -> Vec<String> {
+    let listed = ranges.iter().take(MAX_SOURCE_RANGES).map(source_view);
+    let more = ranges.len().saturating_sub(MAX_SOURCE_RANGES);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    listed.chain(more).collect()
 }
 
 fn source_view(range: &SourceRange) -> String {

@@ -1,17 +1,20 @@
 //! The problems that an operator must act on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::reason::Reason;
 
 use crate::{
     model::{Kind, ObjectId, ObjectName, ObjectWarning},
     plan::SteeringProblem,
-    reconcile::{desired_plans::DesiredPlans, map_sync::MapSync},
+    reconcile::{desired_plans::DesiredPlans, map_sync::MapSync, port_problems::PortProblems},
 };
 
 /// The maximum number of problems to report for Services, and likewise for steering.
 const MAX_PROBLEMS: usize = 1000;
+
+/// The maximum number of ports to report for each Service and reason.
+const MAX_PORTS: usize = 4;
 
 /// Returns the problems with Services and steering. A full map or a failed write is also reported, once, as a
 /// problem with this node.
@@ -33,15 +36,19 @@ pub(in crate::reconcile) fn warnings<M>(
             )
         })
         .collect();
-    let problems = sync.problems.by_service.values().flatten();
+    let problems = sync.problems.by_service.iter();
+    let problems = problems.flat_map(|(service, ports)| {
+        let listed = listed_problems(ports).into_iter();
+        listed.map(move |problem| (service, problem))
+    });
     let uid = |service: &ObjectName| desired.states.get(service)?.service.uid.clone();
     let of_services = problems
         .take(MAX_PROBLEMS)
-        .map(|(port, problem)| ObjectWarning {
-            regarding: ObjectId::new(Kind::Service, port.service.clone()),
-            uid: uid(&port.service),
-            reason: problem.reason,
-            note: format!("{port}: {}", problem.text),
+        .map(|(service, (reason, note))| ObjectWarning {
+            regarding: ObjectId::new(Kind::Service, service.clone()),
+            uid: uid(service),
+            reason,
+            note,
         });
     let own = &desired.rules.node_info.name;
     let of_steering = steering.iter().take(MAX_PROBLEMS);
@@ -56,6 +63,28 @@ pub(in crate::reconcile) fn warnings<M>(
     });
     let of_node = of_node.into_iter().map(|reason| node_problem(own, reason));
     of_node.chain(of_services).chain(of_steering).collect()
+}
+
+/// Returns the reasons and descriptions of a Service's problems. At most [`MAX_PORTS`] ports are listed for
+/// each reason, so that a Service with thousands of ports doesn't displace the problems of others.
+fn listed_problems(ports: &PortProblems) -> Vec<(Reason, String)> {
+    let mut by_reason: BTreeMap<Reason, Vec<_>> = BTreeMap::new();
+    for (port, problem) in ports {
+        by_reason
+            .entry(problem.reason)
+            .or_default()
+            .push((port, problem));
+    }
+    let mut listed = Vec::new();
+    for (reason, ports) in by_reason {
+        let more = ports.len().saturating_sub(MAX_PORTS);
+        let notes = ports.into_iter().take(MAX_PORTS);
+        listed.extend(notes.map(|(port, problem)| (reason, format!("{port}: {}", problem.text))));
+        if let Some((_, note)) = listed.last_mut().filter(|_| more > 0) {
+            note.push_str(&format!(" (and {more} more ports of this Service)"));
+        }
+    }
+    listed
 }
 
 /// Returns a warning about a node, with the reason's description as its text.

@@ -65,12 +65,12 @@ fn full_maps_cause_a_warning_on_the_service_and_on_the_node() {
 }
 
 #[test]
-fn a_service_that_outgrows_the_maps_keeps_its_remaining_backends() {
+fn a_service_that_outgrows_the_maps_gets_as_many_backends_as_fit() {
     let sizes = ROOMY.with(MapSize::Backends, 3);
     let mut reconciler = serving(sizes, [set("web", 1, &[1, 2, 3])]);
 
     apply(&mut reconciler, vec![set("web", 1, &[2, 3, 4, 5])]);
 
     assert_eq!(problem(&reconciler, "web"), Some(Reason::BackendsFull));
-    assert_eq!(backends(&reconciler, 1), Some(vec![2, 3]));
+    assert_eq!(backends(&reconciler, 1), Some(vec![2, 3, 4]));
 }

@@ -112,7 +112,7 @@ proptest! {
         let backends: usize = second.desired.plans.values().flat_map(LiteMap::values)
             .filter(|plan| plan.frontends.keys().any(|key| second.desired.frontend_owners.owner(key)
                 .is_some_and(|name| second.desired.plans[&name.service].get(name) == Some(*plan))))
-            .map(|plan| plan.serving.len()).sum();
+            .map(|plan| plan.endpoints.len()).sum();
         prop_assert!(usize::try_from(usage.backends).expect("small") <= backends);
     }
 }

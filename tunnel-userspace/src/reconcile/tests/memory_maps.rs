@@ -57,6 +57,8 @@ pub(crate) struct Memory {
     /// True to check all reachable entries after every write. False, for very large maps, to check them only
     /// after each grace period.
     pub(crate) checks_every_write: bool,
+    /// Frontends that must have at least one backend after every write.
+    pub(crate) never_empty: BTreeSet<FrontendKey>,
     reachable: Reachable,
 }
 
@@ -162,7 +164,12 @@ impl Memory {
     /// Reads everything as programs would, and remembers which entries it has read.
     fn check_reachable(&mut self) {
         for (key, index) in &self.frontend_keys {
-            assert!(self.backends_of(key).is_some(), "{key} has no record");
+            let backends = self.backends_of(key);
+            assert!(backends.is_some(), "{key} has no record");
+            assert!(
+                !self.never_empty.contains(key) || backends.is_some_and(|it| !it.is_empty()),
+                "{key} has lost all backends"
+            );
             self.reachable.frontends.insert(*index);
             for IndexRange { base, len } in
                 [self.frontends[index].cluster, self.frontends[index].local]

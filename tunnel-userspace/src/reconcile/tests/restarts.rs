@@ -76,7 +76,7 @@ fn a_service_without_room_is_a_problem_even_before_old_entries_are_freed() {
 
     assert_eq!(problem(&reconciler, "c"), Some(Reason::SlotsFull));
     assert_eq!(problem(&reconciler, "b"), Some(Reason::SlotsFull));
-    assert_eq!(backends(&reconciler, 2), Some(vec![4]));
+    assert_eq!(backends(&reconciler, 2), Some(vec![4, 7]));
 }
 
 #[test]

@@ -6,3 +6,4 @@ mod damage;
 mod file_locks;
 mod host_namespace;
 mod stray_programs;
+mod tenants;

@@ -126,13 +126,13 @@ fn a_service_without_a_free_frontend_entry_waits_for_one() -> Result<()> {
 #[test]
 #[ignore = "independent of the kernel: the map is an array, and the daemon assigns its indices"]
 fn a_service_without_free_slots_waits_for_them() -> Result<()> {
-    expect_third_refused_with(|settings| settings.maps.slots = 5, "slots_full")
+    expect_third_refused_with(|settings| settings.maps.slots = 4, "slots_full")
 }
 
 #[test]
 #[ignore = "independent of the kernel: the map is an array, and the daemon assigns its indices"]
 fn a_service_without_free_backend_entries_waits_for_them() -> Result<()> {
-    expect_third_refused_with(|settings| settings.maps.backends = 5, "backends_full")
+    expect_third_refused_with(|settings| settings.maps.backends = 4, "backends_full")
 }
 
 #[test]

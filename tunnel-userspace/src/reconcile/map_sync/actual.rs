@@ -208,6 +208,15 @@ impl ActualContent {
 
     /// Returns the number of slots in the sets that a port's records refer to.
     fn slots_of(&self, id: u32) -> usize {
+        let mut records = self.records_of(id);
+        let (first, second) = (records.next(), records.next());
+        if second.is_none() {
+            return first.map_or(0, |record| {
+                let is_shared = record.local == record.cluster;
+                let local = if is_shared { 0 } else { record.local.len };
+                to_usize(record.cluster.len + local)
+            });
+        }
         let mut sets: Vec<IndexRange> = Vec::with_capacity(2);
         for set in self.records_of(id).flat_map(|it| [it.cluster, it.local]) {
             // All records of a port usually refer to the same two sets.

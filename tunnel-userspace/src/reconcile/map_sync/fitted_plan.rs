@@ -113,6 +113,8 @@ pub(super) fn find_existing(
     set: Membership,
     layout: SlotLayout,
 ) -> Option<IndexRange> {
+    // A port without records is common while many Services are added.
+    actual.records_of(id).next()?;
     let members = members(backends, set);
     let recipe = members.map(|backend| Some((backend.index?, backend.weight)));
     let recipe = SetRecipe {

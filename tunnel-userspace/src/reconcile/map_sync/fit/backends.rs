@@ -25,13 +25,12 @@ impl Fit<'_> {
         used_sets: Membership,
     ) -> Result<(Vec<FittedBackend>, Option<Shortage>), WaitsForEntries> {
         let is_programmed = self.actual.ports.contains_key(&self.id);
-        if !is_programmed && !plan.endpoints.is_empty() {
-            // A port that is refused costs no memory, however many endpoints it has.
-            let room = self.room(MapSize::Backends, 0);
-            if room.allowed() == 0 {
-                let shortage = room.shortage(MapSize::Backends, Reason::BackendsFull);
-                return Ok((Vec::new(), Some(shortage)));
-            }
+        let is_new = !is_programmed && !plan.endpoints.is_empty();
+        let room_if_new = is_new.then(|| self.room(MapSize::Backends, 0));
+        // A port that is refused costs no memory, however many endpoints it has.
+        if let Some(room) = room_if_new.filter(|room| room.allowed() == 0) {
+            let shortage = room.shortage(MapSize::Backends, Reason::BackendsFull);
+            return Ok((Vec::new(), Some(shortage)));
         }
         let known = self.actual.ports.get(&self.id);
         let endpoints = plan.endpoints.iter().map(|endpoint| FittedBackend {
@@ -46,7 +45,8 @@ impl Fit<'_> {
             return Ok((backends, None));
         }
         let free = self.actual.free_backends.free_count();
-        let room = self.room(MapSize::Backends, backends.len() - new);
+        let kept = backends.len() - new;
+        let room = room_if_new.unwrap_or_else(|| self.room(MapSize::Backends, kept));
         if new <= room.allowed().min(free) {
             return Ok((backends, None));
         }

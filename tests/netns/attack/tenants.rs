@@ -98,12 +98,13 @@ fn expect_tenant_named(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// Returns the endpoint lists of a Service's ports, as the daemon's status shows them.
-fn endpoints(scene: &Scene, name: &str) -> Result<Vec<Value>> {
+/// Returns the ports of a Service, as `/services` shows them.
+fn listed_ports(scene: &Scene, name: &str) -> Result<Vec<Value>> {
     Ok(ports(&scene.node.services()?, name))
 }
 
 #[test]
+#[ignore = "independent of the kernel: the daemon's memory"]
 fn a_tenants_services_use_little_memory_and_return_it() -> Result<()> {
     const SERVICES: u8 = 30;
     const PORTS: u16 = 1000;
@@ -149,6 +150,7 @@ fn a_tenants_services_use_little_memory_and_return_it() -> Result<()> {
 }
 
 #[test]
+#[ignore = "independent of the kernel: the maps are arrays, and the daemon assigns their indices"]
 fn a_tenant_that_fills_its_share_leaves_room_for_others() -> Result<()> {
     let scene = Scene::with(&["one", "two", "three", "four", "five"], |settings| {
         settings.maps.frontends = 64;
@@ -196,14 +198,14 @@ fn a_rolling_change_in_full_maps_fails_no_connection() -> Result<()> {
                 problem.contains("2 of 3 endpoints are programmed")
             };
             wait::until(CHANGE_TIMEOUT, || {
-                let ports = endpoints(&scene, "web").unwrap_or_default();
+                let ports = listed_ports(&scene, "web").unwrap_or_default();
                 ports.len() == 4 && ports.iter().all(is_left_out)
             })
-            .with_context(|| format!("{:?}", endpoints(&scene, "web")))
+            .with_context(|| format!("{:?}", listed_ports(&scene, "web")))
         } else {
             scene.apply_web(&["one", "two"])?;
             wait::until(CHANGE_TIMEOUT, || {
-                let ports = endpoints(&scene, "web").unwrap_or_default();
+                let ports = listed_ports(&scene, "web").unwrap_or_default();
                 ports.len() == 4 && ports.iter().all(|port| port["problem"].is_null())
             })
         }
@@ -212,7 +214,7 @@ fn a_rolling_change_in_full_maps_fails_no_connection() -> Result<()> {
     scene.apply_web(&["three", "four", "five"])?;
     let is_unprogrammed = |endpoint: &Value| endpoint["status"] == "not programmed: backends_full";
     wait::until(CHANGE_TIMEOUT, || {
-        endpoints(&scene, "web")
+        listed_ports(&scene, "web")
             .unwrap_or_default()
             .iter()
             .all(|port| {

@@ -166,7 +166,7 @@ pub const MMAPABLE: u32 = 1 << 10;
 
 maps! {
     /// Maps each frontend key to the index of its record.
-    SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::None));
+    SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::Probe));
     /// The frontends' records.
     FRONTENDS = Map::new::<u32, Frontend>("frontends", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
     /// The slots in the backend sets.

@@ -229,7 +229,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         let fit = Fit {
             actual: &self.tracked.actual,
             id,
-            namespace: "",
+            namespace: None,
             service: ServiceRoom::default(),
             leaving: EntryCounts::default(),
             is_waiting: false,

@@ -269,7 +269,7 @@ impl KernelSetup {
                 translation_probe::connect_service(&self.cgroup)
             });
         let probe_result = probed.unwrap_or_else(|| {
-            warn!("probe skipped: the maps are full, or a Service has the frontend of the probe");
+            warn!("probe skipped: a Service has the frontend of the probe, or open connections use all spare entries of the maps");
             Ok(())
         });
         if probe_result.is_ok()

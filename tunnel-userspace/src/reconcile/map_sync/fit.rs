@@ -38,7 +38,9 @@ pub(super) struct Fit<'a> {
     pub(super) actual: &'a ActualContent,
     /// The port's id, or [`NO_ID`].
     pub(super) id: u32,
-    pub(super) namespace: &'a str,
+    /// The namespace that counts the entries, or `None` for the daemon's own probe, which uses the entries that
+    /// the maps have beyond their configured sizes.
+    pub(super) namespace: Option<&'a str>,
     pub(super) service: ServiceRoom,
     /// The entries that will be removed at the end of this sync.
     pub(super) leaving: EntryCounts,
@@ -259,7 +261,15 @@ impl Fit<'_> {
             MapSize::Backends => (to_usize(actual.used_backends), freed),
             MapSize::SourceRanges | MapSize::Steering | MapSize::Affinity => (0, 0),
         };
-        let share = actual.share_of(self.namespace, size);
+        let Some(namespace) = self.namespace else {
+            return Room {
+                by_size: usize::MAX,
+                by_share: usize::MAX,
+                released,
+                share: None,
+            };
+        };
+        let share = actual.share_of(namespace, size);
         let by_share = share.map_or(usize::MAX, |share| {
             let replaceable = if size == MapSize::Backends {
                 released.min(actual.shares.replaceable_backends(share, capacity))

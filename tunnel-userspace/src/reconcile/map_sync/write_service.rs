@@ -135,7 +135,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             let fit = Fit {
                 actual,
                 id,
-                namespace: &name.service.namespace,
+                namespace: Some(&name.service.namespace),
                 service,
                 leaving,
                 is_waiting,

@@ -74,3 +74,28 @@ fn a_service_that_outgrows_the_maps_gets_as_many_backends_as_fit() {
     assert_eq!(problem(&reconciler, "web"), Some(Reason::BackendsFull));
     assert_eq!(backends(&reconciler, 1), Some(vec![2, 3, 4]));
 }
+
+#[test]
+fn the_probe_fits_into_full_maps() {
+    for sizes in [
+        ROOMY.with(MapSize::Frontends, 2),
+        ROOMY.with(MapSize::Slots, 4),
+        ROOMY.with(MapSize::Backends, 4),
+    ] {
+        let mut reconciler = serving(sizes, [set("a", 1, &[1, 2]), set("b", 2, &[3, 4])]);
+        let address = |text: &str| Address::from_ip(fixture::ip(text));
+        let probe = ProbeFrontend {
+            frontend: FrontendKey::new(address("192.0.0.8"), Port::from_host(9), Protocol::UDP),
+            target: crate::plan::BackendTarget {
+                address: address("127.0.0.1"),
+                port: Port::from_host(9),
+            },
+        };
+
+        let dialled = reconciler.sync.dial_probe(&probe, || "dialled");
+
+        assert_eq!(dialled, Some("dialled"), "{sizes:?}");
+        let known = &reconciler.maps().frontend_keys;
+        assert!(!known.contains_key(&probe.frontend), "the frontend is left");
+    }
+}

@@ -239,7 +239,8 @@ impl Memory {
             BatchedWrite::Key(key, index) => {
                 self.count_write("services", true)?;
                 if !self.frontend_keys.contains_key(&key)
-                    && self.frontend_keys.len() >= self.sizes.frontends as usize
+                    && self.frontend_keys.len()
+                        >= tunnel_common::table::SERVICES.entries(self.sizes, 1) as usize
                 {
                     return Err(refused("services", "full"));
                 }

@@ -99,6 +99,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         algorithm: Algorithm::Random,
         node_port_addresses: node_ports,
         external_ips: config.external_ips,
+        local_listeners: [0].into(),
         topology_keys: config.topology_keys,
         namespace_share: config.namespace_share,
     };

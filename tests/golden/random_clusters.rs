@@ -139,6 +139,7 @@ fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChe
             reference::ExternalIps::Any => ExternalIps::Any,
             reference::ExternalIps::Owned => ExternalIps::Owned,
         },
+        local_listeners: [0].into(),
         topology_keys: match here.topology_keys {
             reference::TopologyKeys::Ignore => TopologyKeys::Ignore,
             reference::TopologyKeys::Honor => TopologyKeys::Honor,

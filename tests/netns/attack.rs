@@ -5,5 +5,6 @@
 mod damage;
 mod file_locks;
 mod host_namespace;
+mod listeners;
 mod stray_programs;
 mod tenants;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use socket2::SockRef;
+use socket2::{Domain, Type};
 use tunnel_tests::sandbox::{RESPONSE_TIMEOUT, Sandbox};
 use tunnel_userspace::model::Family;
 
@@ -16,22 +16,25 @@ use crate::{
 };
 
 /// The Service's addresses. They are outside the ClusterIP range, for which pods have no route.
-const CACHED: Vip = Vip {
+pub(crate) const CACHED: Vip = Vip {
     v4: Ipv4Addr::new(169, 254, 20, 10),
     v6: Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 0x10),
 };
-const NAME: &str = "cached";
+pub(crate) const NAME: &str = "cached";
 
-/// Creates a node with a Service whose addresses are also assigned to the node's loopback interface.
-fn prepared() -> Result<Scene> {
-    let scene = Scene::new(&["backend"])?;
+/// Creates a node with a Service whose addresses are also assigned to the node's loopback interface, and with
+/// the given line in the config's `service` section.
+pub(crate) fn prepared(setting: &str) -> Result<Scene> {
+    let scene = Scene::with(&["backend"], |settings| {
+        setting.clone_into(&mut settings.node_ports);
+    })?;
     scene.apply_service(CACHED, NAME, &["backend"])?;
     CACHED.add_to(scene.node.host(), "lo")?;
     Ok(scene)
 }
 
 /// Waits until the status reports a local listener for every frontend, or for none of them.
-fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
+pub(crate) fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
     until_eq("listeners", vec![is_there; 4], || {
         let ports = ports(&scene.node.services()?, NAME);
         let frontends = ports.iter().filter_map(|port| port["frontends"].as_array());
@@ -43,7 +46,7 @@ fn until_listener(scene: &Scene, is_there: bool) -> Result<()> {
 }
 
 /// Dials the Service from the host and from the client pod, over TCP and UDP. The backend must answer.
-fn expect_backend(scene: &Scene) -> Result<()> {
+pub(crate) fn expect_backend(scene: &Scene) -> Result<()> {
     scene.expect_served(CACHED, "backend")?;
     scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
         dialer.expect_answer(&dialer.udp_socket(sandbox)?, CACHED, DNS, "backend")
@@ -57,13 +60,31 @@ pub(crate) struct TestListeners {
 }
 
 impl TestListeners {
-    pub(crate) fn at(sandbox: &Sandbox, ips: [IpAddr; 2], [http, dns]: [u16; 2]) -> Result<Self> {
+    pub(crate) fn at(sandbox: &Sandbox, ips: [IpAddr; 2], ports: [u16; 2]) -> Result<Self> {
+        Self::of_user(sandbox, ips, ports, 0)
+    }
+
+    /// Listens with sockets that belong to a user.
+    fn of_user(
+        sandbox: &Sandbox,
+        ips: [IpAddr; 2],
+        [http, dns]: [u16; 2],
+        user: u32,
+    ) -> Result<Self> {
+        let bind = |ip: IpAddr, kind, port| {
+            let socket =
+                sandbox.socket_of_user(Domain::for_address((ip, port).into()), kind, user)?;
+            socket.set_reuse_address(kind == Type::STREAM)?;
+            socket.bind(&SocketAddr::from((ip, port)).into())?;
+            socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+            io::Result::Ok(socket)
+        };
         let tcp = ips.map(|ip| {
-            let listener = sandbox.listen((ip, http))?;
-            SockRef::from(&listener).set_read_timeout(Some(RESPONSE_TIMEOUT))?;
-            io::Result::Ok(listener)
+            let socket = bind(ip, Type::STREAM, http)?;
+            socket.listen(BACKLOG)?;
+            io::Result::Ok(TcpListener::from(socket))
         });
-        let udp = ips.map(|ip| sandbox.udp((ip, dns)));
+        let udp = ips.map(|ip| bind(ip, Type::DGRAM, dns).map(UdpSocket::from));
         let ([tcp4, tcp6], [udp4, udp6]) = (tcp, udp);
         Ok(Self {
             tcp: [tcp4?, tcp6?],
@@ -83,6 +104,9 @@ impl TestListeners {
     }
 }
 
+/// The accept backlog of the listeners.
+const BACKLOG: i32 = 1024;
+
 const fn of_family<T>([v4, v6]: &[T; 2], dialer: Dialer) -> &T {
     match dialer.family() {
         Family::V4 => v4,
@@ -91,16 +115,21 @@ const fn of_family<T>([v4, v6]: &[T; 2], dialer: Dialer) -> &T {
 }
 
 /// Listeners on the host at the Service's addresses, like a node-local DNS cache's.
-struct NodeLocalCache(TestListeners);
+pub(crate) struct NodeLocalCache(TestListeners);
 
 impl NodeLocalCache {
-    fn on(host: &Sandbox) -> Result<Self> {
+    pub(crate) fn on(host: &Sandbox) -> Result<Self> {
         TestListeners::at(host, CACHED.ips(), [HTTP, DNS]).map(Self)
+    }
+
+    /// Listens with sockets that belong to a user.
+    pub(crate) fn of_user(host: &Sandbox, user: u32) -> Result<Self> {
+        TestListeners::of_user(host, CACHED.ips(), [HTTP, DNS], user).map(Self)
     }
 
     /// Dials the Service from the host and from the client pod, over TCP and UDP. All connections and
     /// datagrams must arrive at these listeners.
-    fn expect_all_traffic(&self, scene: &Scene) -> Result<()> {
+    pub(crate) fn expect_all_traffic(&self, scene: &Scene) -> Result<()> {
         scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
             self.expect_connection(sandbox, dialer)
         })?;
@@ -139,7 +168,7 @@ impl NodeLocalCache {
 #[test]
 fn sockets_reach_a_local_listener_at_a_service_address_and_backends_once_it_is_closed() -> Result<()>
 {
-    let scene = prepared()?;
+    let scene = prepared("")?;
     scene.node.start()?;
     expect_backend(&scene)?;
 
@@ -160,7 +189,7 @@ fn sockets_reach_a_local_listener_at_a_service_address_and_backends_once_it_is_c
 
 #[test]
 fn a_listener_from_before_the_start_is_left_alone_from_the_first_write() -> Result<()> {
-    let scene = prepared()?;
+    let scene = prepared("")?;
     let cache = NodeLocalCache::on(scene.node.host())?;
 
     scene.node.start()?;
@@ -181,7 +210,7 @@ fn a_listener_from_before_the_start_is_left_alone_from_the_first_write() -> Resu
 
 #[test]
 fn a_listener_on_all_addresses_gets_no_connects_to_a_service() -> Result<()> {
-    let scene = prepared()?;
+    let scene = prepared("")?;
     let host = scene.node.host();
     for all in ["0.0.0.0", "::"] {
         let _everywhere = (host.listen((all, HTTP))?, host.udp((all, DNS))?);

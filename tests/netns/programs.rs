@@ -72,6 +72,7 @@ impl Programs {
             algorithm: Algorithm::Random,
             node_port_addresses: Vec::new(),
             external_ips: ExternalIps::Any,
+            local_listeners: [0].into(),
             topology_keys: TopologyKeys::Ignore,
             namespace_share: 100,
         };

@@ -114,17 +114,19 @@ impl Executor {
         self.pid
     }
 
-    /// Creates a socket in the sandbox.
+    /// Creates a socket in the sandbox. It belongs to the given user, or else to root.
     pub fn socket(
         &self,
         domain: Domain,
         kind: Type,
         protocol: Option<Protocol>,
+        user: Option<u32>,
     ) -> io::Result<Socket> {
         let request = Request::Socket {
             domain: domain.into(),
             kind: kind.into(),
             protocol: protocol.map(Into::into),
+            user,
         };
         let (response, socket) = self
             .exchange::<()>(&request, &[])

@@ -70,7 +70,12 @@ impl Sandbox {
 
     /// Creates a socket in the sandbox, with the default protocol.
     pub fn socket(&self, domain: Domain, kind: Type) -> io::Result<Socket> {
-        self.executor.socket(domain, kind, None)
+        self.executor.socket(domain, kind, None, None)
+    }
+
+    /// Creates a socket in the sandbox that belongs to a user, who has no capabilities.
+    pub fn socket_of_user(&self, domain: Domain, kind: Type, user: u32) -> io::Result<Socket> {
+        self.executor.socket(domain, kind, None, Some(user))
     }
 
     /// Creates a socket in the sandbox, with the given protocol.
@@ -80,7 +85,7 @@ impl Sandbox {
         kind: Type,
         protocol: Protocol,
     ) -> io::Result<Socket> {
-        self.executor.socket(domain, kind, Some(protocol))
+        self.executor.socket(domain, kind, Some(protocol), None)
     }
 
     /// Opens a TCP connection from the sandbox. Reads and writes on it time out after [`RESPONSE_TIMEOUT`].

@@ -39,7 +39,7 @@ pub use self::{
     background_job::ThreadPanicked,
     desired_plans::PlanSettings,
     grace_period::{GracePeriod, RetiredEntries},
-    listener_poll::{FindListeners, ListenerPollError},
+    listener_poll::{FindListeners, ListenerPollError, ListeningUsers},
     map_access::{
         AdoptError, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError,
     },

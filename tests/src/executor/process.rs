@@ -16,7 +16,7 @@ use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
     sys::signal::{Signal, kill},
-    unistd::Pid,
+    unistd::{Pid, Uid, geteuid, seteuid},
 };
 use serde_json::Value;
 use socket2::Socket;
@@ -95,8 +95,9 @@ fn execute(
             domain,
             kind,
             protocol,
+            user,
         } => {
-            let socket = Socket::new(domain.into(), kind.into(), protocol.map(Into::into))?;
+            let socket = create_socket(domain, kind, protocol, user)?;
             return Ok((Value::Null, Some(socket.into())));
         }
         Request::Spawn { argv, cpu } => {
@@ -132,6 +133,20 @@ fn execute(
         }
     };
     Ok((reply, None))
+}
+
+/// Creates a socket. It belongs to the user who is the effective user at this moment.
+fn create_socket(
+    domain: i32,
+    kind: i32,
+    protocol: Option<i32>,
+    user: Option<u32>,
+) -> Result<Socket> {
+    let own = geteuid();
+    seteuid(user.map_or(own, Uid::from_raw))?;
+    let socket = Socket::new(domain.into(), kind.into(), protocol.map(Into::into));
+    seteuid(own)?;
+    Ok(socket?)
 }
 
 /// Starts a program that the kernel kills when this process exits.

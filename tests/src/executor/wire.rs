@@ -18,11 +18,12 @@ const MAX_LENGTH: usize = 128 * 1024;
 pub(crate) enum Request {
     /// Asks the executor to confirm that it has entered its sandbox.
     Greet,
-    /// Creates a socket, which is sent with the response.
+    /// Creates a socket, which is sent with the response. It belongs to the given user, or else to root.
     Socket {
         domain: i32,
         kind: i32,
         protocol: Option<i32>,
+        user: Option<u32>,
     },
     /// Starts a process whose output goes to the two files sent with the request. The response is the process
     /// ID.

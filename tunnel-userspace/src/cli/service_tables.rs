@@ -99,10 +99,10 @@ fn detail(row: Row, value: impl fmt::Display) -> String {
 pub(super) const FRONTEND_COLUMNS: [&str; 4] = ["FRONTEND", "TYPE", "SOCKETS", "PACKETS"];
 
 fn frontend_row(front: &FrontendView) -> Vec<String> {
-    let sockets = if front.local_listener {
-        LOCAL_LISTENER.to_owned()
-    } else {
-        front.sockets.clone()
+    let sockets = match front.ignored_listener_user {
+        _ if front.local_listener => LOCAL_LISTENER.to_owned(),
+        Some(user) => format!("{}; listener of user {user} ignored", front.sockets),
+        None => front.sockets.clone(),
     };
     vec![
         front.frontend.clone(),
@@ -205,6 +205,13 @@ fn status(port: &PortView) -> String {
         status.push_str("; sockets ");
         status.push_str(LOCAL_LISTENER);
     }
+    let mut ignored = port
+        .frontends
+        .iter()
+        .filter_map(|it| it.ignored_listener_user);
+    if let Some(user) = ignored.next() {
+        status.push_str(&format!("; local listener of user {user} ignored"));
+    }
     status
 }
 
@@ -219,6 +226,7 @@ mod tests {
             sockets: "Cluster".to_owned(),
             packets: packets.to_owned(),
             local_listener: false,
+            ignored_listener_user: None,
         }
     }
 
@@ -311,6 +319,18 @@ ENDPOINT      POD     NODE     ZONE   SETS             WEIGHT   CONNECTIONS   ST
         assert!(shown.contains(status) && shown.contains(front), "{shown}");
         let status = "refused; sockets not translated: local listener\n";
         assert!(without_backends.contains(status), "{without_backends}");
+    }
+
+    #[test]
+    fn the_user_of_an_ignored_listener_is_shown() {
+        let mut service = service();
+        service.ports[0].frontends[0].ignored_listener_user = Some(1000);
+
+        let shown = render_details(&[service]);
+
+        let status = "\nstatus             programmed; local listener of user 1000 ignored\n";
+        let front = "ClusterIP   Cluster; listener of user 1000 ignored   Cluster\n";
+        assert!(shown.contains(status) && shown.contains(front), "{shown}");
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct ServiceConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub local_listener_poll_interval: Duration,
+    /// The ids of the users whose local listeners take the place of a Service on its cluster IP.
+    pub local_listeners: Vec<u32>,
     /// The names of the uplink interfaces. If empty, the uplinks are detected automatically.
     pub uplinks: Vec<String>,
     /// The load-balancing algorithm for Services that don't set one by annotation.
@@ -98,6 +100,7 @@ impl Default for ServiceConfig {
             external_ips: ExternalIps::default(),
             topology_keys: TopologyKeys::default(),
             local_listener_poll_interval: Duration::from_secs(1),
+            local_listeners: vec![0],
             uplinks: Vec::new(),
             algorithm: Algorithm::default(),
             namespace_share: 50,
@@ -127,6 +130,15 @@ impl ServiceConfig {
         let reason = "is not a CIDR such as 10.0.0.0/8";
         let ranges = &self.cluster_cidrs;
         check_each("service.clusterCIDRs", ranges, is_cidr, reason)?;
+        // `chown(2)` uses this number to mean that the owner stays the same, so no user has it.
+        let unusable = self
+            .local_listeners
+            .iter()
+            .position(|user| *user == u32::MAX);
+        if let Some(index) = unusable {
+            let reason = format!("{} is not the id of a user", u32::MAX);
+            return Err((format!("service.localListeners[{index}]"), reason));
+        }
         let named = self.node_port_addresses.as_deref().unwrap_or_default();
         let reason = "is not a CIDR, `primary`, `localhost` or `all`";
         let is_valid = |text: &str| parse_node_port_addresses(text).is_some();

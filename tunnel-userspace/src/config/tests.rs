@@ -112,6 +112,7 @@ fn an_invalid_value_is_refused_with_its_field() {
         service: { nodePortAddresses: [eth0] } => service.nodePortAddresses[0]
         stateDir: '' => stateDir
         bpf: { bpffs: '' } => bpf.bpffs
+        service: { localListeners: [0, 4294967295] } => service.localListeners[1]: 4294967295 is not the id of a user
         service: { localListenerPollInterval: 999ms } => service.localListenerPollInterval: must be from 1s to 60s
         service: { localListenerPollInterval: 60001ms } => service.localListenerPollInterval: must be from 1s to 60s
         source: { kube: { apiServers: ['https://a:1', 'b:1'] } } => \

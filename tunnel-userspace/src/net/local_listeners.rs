@@ -1,6 +1,6 @@
 //! Finds local listeners in this process's network namespace.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tunnel_common::{addr::Protocol, service::FrontendKey};
 
@@ -16,8 +16,8 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Returns the frontends in `wanted` (address, port and protocol) that have a local listener. A socket
-    /// that listens on all addresses doesn't count.
+    /// Returns the frontends in `wanted` (address, port and protocol) that have a local listener, each with
+    /// the ids of the users who own these listeners. A socket that listens on all addresses doesn't count.
     ///
     /// # Errors
     ///
@@ -25,13 +25,13 @@ impl Listeners {
     pub fn find(
         &mut self,
         wanted: &BTreeSet<FrontendKey>,
-    ) -> Result<BTreeSet<FrontendKey>, DiagError> {
+    ) -> Result<BTreeMap<FrontendKey, BTreeSet<u32>>, DiagError> {
         // On an error, the socket is dropped, since the rest of the reply has yet to be read from it.
         let mut diag = match self.diag.take() {
             Some(diag) => diag,
             None => SockDiag::open()?,
         };
-        let mut found = BTreeSet::new();
+        let mut found = BTreeMap::<_, BTreeSet<u32>>::new();
         for protocol in PROTOCOLS {
             if !wanted.iter().any(|key| key.protocol == protocol) {
                 continue;
@@ -40,7 +40,7 @@ impl Listeners {
                 let (address, port) = socket.local();
                 let key = FrontendKey::new(address, port, protocol);
                 if wanted.contains(&key) {
-                    found.insert(key);
+                    found.entry(key).or_default().insert(socket.user());
                 }
             })?;
         }
@@ -64,7 +64,8 @@ mod tests {
 
     fn is_found(listeners: &mut Listeners, key: FrontendKey) -> bool {
         let found = listeners.find(&[key].into()).expect("searched");
-        assert!(found.is_empty() || found == [key].into());
+        let own = [(key, [nix::unistd::geteuid().as_raw()].into())];
+        assert!(found.is_empty() || found == own.into());
         !found.is_empty()
     }
 

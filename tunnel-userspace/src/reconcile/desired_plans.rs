@@ -12,19 +12,24 @@ use std::{
 
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
+use tracing::{info, warn};
 use tunnel_common::{reason::Reason, service::FrontendKey};
 
+use self::local_listeners::ListenerChange;
 pub(super) use self::local_listeners::LocalListeners;
-use super::port_problems::{PortProblem, PortProblems};
+use super::{
+    listener_poll::ListeningUsers,
+    port_problems::{PortProblem, PortProblems},
+};
 use crate::{
     model::{
         Algorithm, ExternalIps, Family, Node, ObjectName, PerFamily, ServiceState, TopologyKeys,
     },
     parallel,
     plan::{
-        self, ClaimRank, ExternalIpOwners, FrontendOwners, FrontendPlan, HealthCheck, HealthChecks,
-        LocalNode, NoLocalEndpoints, NodeInfo, NodePools, NodePortAddresses, PortName, PortPlan,
-        ServicePlan,
+        self, ClaimRank, ExternalIpOwners, FrontendKind, FrontendOwners, FrontendPlan, HealthCheck,
+        HealthChecks, LocalNode, NoLocalEndpoints, NodeInfo, NodePools, NodePortAddresses,
+        PortName, PortPlan, ServicePlan,
     },
 };
 
@@ -47,6 +52,8 @@ pub struct PlanSettings {
     /// The percentage of the map entries not used by other namespaces that the Services of one namespace may
     /// use.
     pub namespace_share: u8,
+    /// The ids of the users whose local listeners take the place of a Service.
+    pub local_listeners: BTreeSet<u32>,
 }
 
 /// All Services and their plans.
@@ -139,7 +146,7 @@ impl DesiredPlans {
                     ..NodeInfo::default()
                 }),
             },
-            listeners: LocalListeners::default(),
+            listeners: LocalListeners::new(settings.local_listeners),
             local_node,
             health: Arc::new(health),
             node_known: false,
@@ -230,25 +237,37 @@ impl DesiredPlans {
     }
 
     /// Replaces the set of frontends that have a local listener. Ignores frontends whose address is not one
-    /// of this node's.
-    pub(super) fn set_listeners(&mut self, found: &BTreeSet<FrontendKey>) -> PlanChanges {
+    /// of this node's. Also returns the number of listeners that are newly ignored because of their users.
+    pub(super) fn set_listeners(&mut self, found: ListeningUsers) -> (PlanChanges, usize) {
         let changed = self.listeners.set_listeners(found);
         let mut services = BTreeSet::new();
-        for (frontend, has_listener) in changed {
+        let mut newly_ignored = 0;
+        for (frontend, change) in changed {
             let owner = self.frontend_owners.owner(&frontend);
             let service = owner.map(ToString::to_string).unwrap_or_default();
-            let event = if has_listener {
-                "local listener found: sockets are not translated"
-            } else {
-                "local listener gone: sockets are translated"
-            };
-            tracing::info!(%frontend, service, "{event}");
+            match change {
+                ListenerChange::Found => {
+                    info!(%frontend, service, "local listener found: sockets are not translated");
+                }
+                ListenerChange::Gone => {
+                    info!(%frontend, service, "local listener gone: sockets are translated");
+                }
+                ListenerChange::Ignored(user) => {
+                    let reason = Reason::ListenerIgnored.label();
+                    warn!(%frontend, service, user, reason, "local listener ignored");
+                    newly_ignored += 1;
+                }
+                ListenerChange::IgnoredGone => {
+                    info!(%frontend, service, "ignored local listener gone");
+                }
+            }
             services.extend(owner.map(|owner| owner.service.clone()));
         }
-        PlanChanges {
+        let changes = PlanChanges {
             services,
             all_replanned: false,
-        }
+        };
+        (changes, newly_ignored)
     }
 
     /// Returns a Service's plan, minus any frontends that other Services own, along with the Service's
@@ -264,7 +283,8 @@ impl DesiredPlans {
             for (key, frontend) in &plan.frontends {
                 let owner = self.frontend_owners.owner(key);
                 if owner == Some(name) {
-                    let has_listener = self.listeners.with_listener.contains(key);
+                    let has_listener = frontend.kind == FrontendKind::ClusterIp
+                        && self.listeners.with_listener.contains(key);
                     let frontend = FrontendPlan {
                         has_listener,
                         ..*frontend

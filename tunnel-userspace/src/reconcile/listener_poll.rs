@@ -1,6 +1,9 @@
 //! Polls for processes on this node that listen on a Service's address.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 use tracing::warn;
@@ -8,11 +11,14 @@ use tunnel_common::service::FrontendKey;
 
 use super::{background_job::BackgroundJob, reconciler::Reconciler};
 
+/// The frontends on which a process on this node is listening, each with the ids of the users who own the
+/// listening sockets.
+pub type ListeningUsers = BTreeMap<FrontendKey, BTreeSet<u32>>;
+
 /// A function that takes a set of frontends and returns the ones on which a process on this node is
 /// listening.
-pub type FindListeners = Box<
-    dyn FnMut(&BTreeSet<FrontendKey>) -> Result<BTreeSet<FrontendKey>, ListenerPollError> + Send,
->;
+pub type FindListeners =
+    Box<dyn FnMut(&BTreeSet<FrontendKey>) -> Result<ListeningUsers, ListenerPollError> + Send>;
 
 /// An error that occurred while listing the listening sockets on this node.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +35,7 @@ pub struct ListenerPollError {
 pub(super) type PollResult = (
     FindListeners,
     BTreeSet<FrontendKey>,
-    Result<BTreeSet<FrontendKey>, ListenerPollError>,
+    Result<ListeningUsers, ListenerPollError>,
 );
 
 /// Polls for listeners in the background. Meanwhile, the reconcile loop writes all Services except those with
@@ -70,7 +76,7 @@ impl ListenerPoll {
         self.next_at = None;
         let local = listeners.frontends();
         if local.is_empty() {
-            reconciler.set_listeners(BTreeSet::new());
+            reconciler.set_listeners(ListeningUsers::new());
         } else if let Some(mut find) = self.find_listeners.take() {
             self.running.start(move || {
                 let found = find(&local);
@@ -103,7 +109,7 @@ impl ListenerPoll {
                     "cannot poll for listeners on addresses of Services, using the last result"
                 );
             }
-            listeners.with_listener.clone()
+            listeners.found.clone()
         });
         reconciler.set_listeners(found);
     }

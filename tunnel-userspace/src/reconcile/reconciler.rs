@@ -1,11 +1,12 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use tunnel_common::{service::FrontendKey, table::MapSizes};
+use tunnel_common::{reason::Reason, table::MapSizes};
 
 use super::{
     desired_plans::{DesiredPlans, PlanChanges, PlanSettings, served},
     grace_period::{GracePeriod, RetiredEntries},
+    listener_poll::ListeningUsers,
     map_access::{AdoptError, MapReader, MapWriter},
     map_sync::MapSync,
     published_state::{
@@ -118,8 +119,11 @@ impl<M> Reconciler<M> {
 
     /// Replaces the set of frontends that have a local listener. Ignores frontends whose address is not one
     /// of this node's. Doesn't write to the maps.
-    pub fn set_listeners(&mut self, found: BTreeSet<FrontendKey>) {
-        let changed = self.desired.set_listeners(&found);
+    pub fn set_listeners(&mut self, found: ListeningUsers) {
+        let (changed, newly_ignored) = self.desired.set_listeners(found);
+        for _ in 0..newly_ignored {
+            self.sync.problems.count(Reason::ListenerIgnored);
+        }
         self.mark_dirty(changed);
         if let Some(waiting) = &mut self.waiting_for_poll {
             self.sync.dirty.append(waiting);

@@ -70,6 +70,7 @@ fn settings() -> PlanSettings {
         external_ips: ExternalIps::Any,
         topology_keys: TopologyKeys::Ignore,
         namespace_share: 100,
+        local_listeners: [0].into(),
     }
 }
 

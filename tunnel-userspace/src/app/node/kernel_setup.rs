@@ -98,6 +98,7 @@ impl KernelSetup {
             external_ips: config.service.external_ips,
             topology_keys: config.service.topology_keys,
             namespace_share: config.service.namespace_share,
+            local_listeners: config.service.local_listeners.iter().copied().collect(),
         };
         let steering_settings = SteeringSettings {
             rules: steering_rules(config)?,

@@ -16,11 +16,12 @@ use tunnel_common::addr::{Address, Port, Protocol};
 /// The address families to list sockets for. IPv6 includes sockets with v4-mapped addresses.
 pub(super) const ADDRESS_FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 
-/// A listed socket's identity: its address family, addresses, ports, device and cookie.
+/// A listed socket's identity (its address family, addresses, ports, device and cookie), and its owner.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ListedSocket {
     family: u8,
     id: SocketId,
+    user: u32,
 }
 
 impl ListedSocket {
@@ -34,6 +35,7 @@ impl ListedSocket {
         Self {
             family: AF_INET6,
             id,
+            user: 0,
         }
     }
 
@@ -42,6 +44,14 @@ impl ListedSocket {
     pub fn local(&self) -> (Address, Port) {
         let address = Address::from_ip(self.id.source_address);
         (address, Port::from_host(self.id.source_port))
+    }
+
+    /// Returns the id of the user who created the socket, as seen from this process's user namespace
+    /// (`idiag_uid`). If that namespace has no id for the user, the kernel reports the overflow id, which is
+    /// 65534 by default (`from_kuid_munged`).
+    #[must_use]
+    pub const fn user(&self) -> u32 {
+        self.user
     }
 
     /// Returns the address and port that the socket is connected to.
@@ -106,7 +116,11 @@ pub(super) fn list(family: u8, protocol: Protocol, filter: SocketFilter, sequenc
     let request = request(
         protocol,
         filter.states(protocol),
-        &ListedSocket { family, id },
+        &ListedSocket {
+            family,
+            id,
+            user: 0,
+        },
     );
     message(NLM_F_REQUEST | NLM_F_DUMP, sequence, request)
 }
@@ -189,6 +203,7 @@ fn reply(message: NetlinkMessage<SockDiagMessage>, sequence: u32) -> Reply {
             return Reply::Socket(ListedSocket {
                 family: found.header.family,
                 id: found.header.socket_id,
+                user: found.header.uid,
             });
         }
         NetlinkPayload::Noop | NetlinkPayload::Overrun(_) | NetlinkPayload::InnerMessage(_) | _ => {

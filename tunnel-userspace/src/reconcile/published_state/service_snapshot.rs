@@ -10,7 +10,7 @@ use crate::{
     parallel,
     plan::{BackendTarget, NodeInfo, PortName, PortPlan},
     reconcile::{
-        desired_plans::DesiredPlans,
+        desired_plans::{DesiredPlans, LocalListeners},
         map_sync::{ActualContent, MapSync},
         port_problems::{PortProblem, PortProblems},
     },
@@ -54,12 +54,30 @@ pub(super) struct PortSnapshot {
     pub(super) problem: Option<PortProblem>,
     /// The port's id, if the port has entries in the maps.
     pub(super) id: Option<u32>,
-    /// The port's frontends in the maps. The flag is true if the frontend has a local listener.
-    pub(super) frontends: Box<[(FrontendKey, bool)]>,
+    /// The port's frontends in the maps, with their local listeners.
+    pub(super) frontends: Box<[(FrontendKey, ListenerState)]>,
     /// The port's serving backends in the maps.
     pub(super) backends: Box<[BackendSnapshot]>,
     /// The client source ranges, as stored in the maps, that may use the port's restricted frontends.
     pub(super) source_ranges: Arc<[SourceRange]>,
+}
+
+/// The local listeners on a frontend.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListenerState {
+    /// True if the frontend yields to a listener.
+    pub(super) is_yielding: bool,
+    /// The id of a user whose listener is ignored.
+    pub(super) ignored_user: Option<u32>,
+}
+
+impl ListenerState {
+    fn of(frontend: &FrontendKey, listeners: &LocalListeners) -> Self {
+        Self {
+            is_yielding: listeners.with_listener.contains(frontend),
+            ignored_user: listeners.ignored.get(frontend).copied(),
+        }
+    }
 }
 
 /// A serving backend of a service port.
@@ -126,7 +144,7 @@ impl PortSnapshot {
             problem,
             id,
             frontends: frontends
-                .map(|key| (*key, desired.listeners.with_listener.contains(key)))
+                .map(|key| (*key, ListenerState::of(key, &desired.listeners)))
                 .collect(),
             backends: backends.map(backend).collect(),
             source_ranges: id.map_or_else(Arc::default, |id| actual.source_ranges_of(id)),

@@ -7,7 +7,7 @@ use tunnel_common::service::{FrontendKey, Membership, SourceRange};
 
 use super::{
     port_counters::read_service_counts,
-    service_snapshot::{BackendSnapshot, PortSnapshot, ServiceSnapshot},
+    service_snapshot::{BackendSnapshot, ListenerState, PortSnapshot, ServiceSnapshot},
 };
 use crate::{
     model::TrafficPolicy,
@@ -91,6 +91,10 @@ pub struct FrontendView {
     /// True if a process on this node listens on the address itself, so that sockets are not translated.
     #[serde(default)]
     pub local_listener: bool,
+    /// The id of a user whose local listener on the address is ignored, because `service.localListeners` does
+    /// not contain this user.
+    #[serde(default)]
+    pub ignored_listener_user: Option<u32>,
 }
 
 /// An endpoint and its status on this node.
@@ -194,9 +198,7 @@ impl ServiceSnapshot {
             connections: counts.sent,
             refused: counts.refused,
             frontends: frontends
-                .map(|(key, has_listener)| {
-                    frontend_view(key, plan.frontends.get(key), *has_listener)
-                })
+                .map(|(key, listener)| frontend_view(key, plan.frontends.get(key), *listener))
                 .collect(),
             backends: backends.into_iter().map(to_text).collect(),
             draining,
@@ -334,7 +336,7 @@ fn source_view(range: &SourceRange) -> String {
 fn frontend_view(
     frontend: &FrontendKey,
     plan: Option<&FrontendPlan>,
-    has_listener: bool,
+    listener: ListenerState,
 ) -> FrontendView {
     let kind = match plan.map(|plan| plan.kind) {
         Some(FrontendKind::ClusterIp) => "ClusterIP",
@@ -353,6 +355,7 @@ fn frontend_view(
         kind: kind.to_owned(),
         sockets: policy(|plan| plan.socket_policy),
         packets: policy(|plan| plan.packet_policy),
-        local_listener: has_listener,
+        local_listener: listener.is_yielding,
+        ignored_listener_user: listener.ignored_user,
     }
 }

@@ -50,6 +50,19 @@ pub(in crate::reconcile) fn warnings<M>(
             reason,
             note,
         });
+    let of_listeners = desired.listeners.ignored.iter().take(MAX_PROBLEMS);
+    let of_listeners = of_listeners.filter_map(|(frontend, user)| {
+        let service = &desired.frontend_owners.owner(frontend)?.service;
+        Some(ObjectWarning {
+            regarding: ObjectId::new(Kind::Service, service.clone()),
+            uid: uid(service),
+            reason: Reason::ListenerIgnored,
+            note: format!(
+                "the listener of user {user} on {frontend} is ignored: service.localListeners does not \
+                 contain this user"
+            ),
+        })
+    });
     let own = &desired.rules.node_info.name;
     let of_steering = steering.iter().take(MAX_PROBLEMS);
     let of_steering = of_steering.map(|problem| match (&problem.node, problem.reason) {
@@ -62,6 +75,7 @@ pub(in crate::reconcile) fn warnings<M>(
         }
     });
     let of_node = of_node.into_iter().map(|reason| node_problem(own, reason));
+    let of_services = of_services.chain(of_listeners);
     of_node.chain(of_services).chain(of_steering).collect()
 }
 

@@ -9,14 +9,14 @@ use tokio::time::advance;
 use tunnel_common::service::Frontend;
 
 use super::*;
-use crate::reconcile::listener_poll::ListenerPoll;
+use crate::reconcile::listener_poll::{ListenerPoll, ListeningUsers};
 
 const EVERY: Duration = Duration::from_secs(1);
 
 /// A fake kernel, with its listeners and the polls it has received.
 #[derive(Default)]
 struct FakeKernel {
-    listeners: BTreeSet<FrontendKey>,
+    listeners: ListeningUsers,
     fails: Option<bool>,
     polls: Vec<BTreeSet<FrontendKey>>,
 }
@@ -101,6 +101,11 @@ fn dual_stack(name: &'static str, last: u8) -> Change<'static> {
     })
 }
 
+/// Returns these frontends as frontends that have a listener of root.
+fn by_root<const N: usize>(frontends: [FrontendKey; N]) -> ListeningUsers {
+    frontends.map(|frontend| (frontend, [0].into())).into()
+}
+
 /// Returns the frontends for which sockets are not translated.
 fn untranslated(reconciler: &Reconciler<Memory>) -> BTreeSet<FrontendKey> {
     let maps = &reconciler.sync.tracked.maps;
@@ -124,7 +129,7 @@ fn only_frontends_with_a_local_listener_are_not_translated() {
     assert!(reconciler.maps().frontend_keys.contains_key(&node_port));
 
     // The address of `vip(2)` is not on this node, and node ports don't yield to listeners.
-    reconciler.set_listeners([vip(1), other_vip(1), vip(2), node_port].into());
+    reconciler.set_listeners(by_root([vip(1), other_vip(1), vip(2), node_port]));
     let web = ObjectName::new("default", "web");
     assert_eq!(reconciler.sync.dirty, BTreeSet::from([web]));
     settle(&mut reconciler);
@@ -140,7 +145,7 @@ fn only_frontends_with_a_local_listener_are_not_translated() {
         [vip(1), other_vip(1)].map(|key| key.to_string()).into()
     );
 
-    reconciler.set_listeners([other_vip(1)].into());
+    reconciler.set_listeners(by_root([other_vip(1)]));
     settle(&mut reconciler);
     assert_eq!(untranslated(&reconciler), [other_vip(1)].into());
     assert_eq!(backends(&reconciler, 1), Some(vec![1]));
@@ -155,7 +160,7 @@ fn only_cluster_ips_yield_to_a_local_listener() {
     let mut reconciler = serving(ROOMY, [web]);
     reconciler.set_addresses([1, 7, 8].map(|last| ip(&vip(last))).into());
 
-    reconciler.set_listeners([1, 7, 8].map(vip).into());
+    reconciler.set_listeners(by_root([1, 7, 8].map(vip)));
     settle(&mut reconciler);
 
     assert!(
@@ -164,6 +169,62 @@ fn only_cluster_ips_yield_to_a_local_listener() {
             .all(|last| reconciler.maps().frontend_keys.contains_key(&vip(*last)))
     );
     assert_eq!(untranslated(&reconciler), [vip(1)].into());
+}
+
+#[test]
+fn only_listeners_of_trusted_users_take_the_place_of_a_service() {
+    let settings = PlanSettings {
+        local_listeners: [0, 53].into(),
+        ..settings()
+    };
+    let mut reconciler = adopt_with(Memory::new(ROOMY), settings);
+    reconciler.set_addresses([1, 2, 3].map(|last| ip(&vip(last))).into());
+    let changes = [("web", 1), ("dns", 2), ("both", 3)];
+    let changes = changes.map(|(name, last)| set(name, last, &[1]));
+    apply(&mut reconciler, changes.into());
+
+    let users = [
+        (vip(1), [1000].into()),
+        (vip(2), [53].into()),
+        (vip(3), [0, 65_534].into()),
+    ];
+    reconciler.set_listeners(users.clone().into());
+    settle(&mut reconciler);
+
+    assert_eq!(untranslated(&reconciler), [vip(2), vip(3)].into());
+    let ignored = |reconciler: &Reconciler<Memory>| {
+        let user =
+            |name| services(reconciler, Some(name))[0].ports[0].frontends[0].ignored_listener_user;
+        ["web", "dns", "both"].map(user)
+    };
+    assert_eq!(ignored(&reconciler), [Some(1000), None, Some(65_534)]);
+    let warnings = reconciler.warnings(&BTreeSet::new());
+    let notes: Vec<_> = warnings
+        .iter()
+        .map(|warning| (&*warning.regarding.name.name, &*warning.note))
+        .collect();
+    let note = "the listener of user 1000 on [fd00:10:96::1]:80/TCP is ignored: service.localListeners does not \
+                contain this user";
+    assert_eq!(notes[0], ("web", note));
+    assert_eq!(notes.len(), 2);
+    let count = |reconciler: &Reconciler<Memory>| {
+        reconciler
+            .sync
+            .problems
+            .reason_counts
+            .get(&Reason::ListenerIgnored)
+            .copied()
+    };
+    assert_eq!(count(&reconciler), Some(2));
+
+    // The same listeners change nothing, and a listener that is gone is no longer reported.
+    reconciler.set_listeners(users.into());
+    assert!(!reconciler.is_dirty());
+    reconciler.set_listeners(by_root([vip(1)]));
+    settle(&mut reconciler);
+    assert_eq!(untranslated(&reconciler), [vip(1)].into());
+    assert_eq!(ignored(&reconciler), [None; 3]);
+    assert_eq!(count(&reconciler), Some(2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,7 +248,7 @@ async fn there_is_no_poll_while_this_node_has_no_address_of_a_service() {
 #[tokio::test(start_paused = true)]
 async fn a_poll_follows_each_change_at_once_and_then_each_interval() {
     let mut scene = Fixture::new([vip(1)], vec![dual_stack("web", 1)]);
-    scene.kernel().listeners = [vip(1)].into();
+    scene.kernel().listeners = by_root([vip(1)]);
 
     // The first poll precedes the first write.
     scene.poll_and_write().await;
@@ -202,7 +263,7 @@ async fn a_poll_follows_each_change_at_once_and_then_each_interval() {
 
     // The address is removed from the network interface after a poll has found a listener but before the
     // write.
-    scene.kernel().listeners = [vip(1)].into();
+    scene.kernel().listeners = by_root([vip(1)]);
     advance(EVERY).await;
     scene.poll().await;
     assert_eq!(scene.take_polls().len(), 1);
@@ -214,7 +275,7 @@ async fn a_poll_follows_each_change_at_once_and_then_each_interval() {
 #[tokio::test(start_paused = true)]
 async fn known_listeners_stay_while_polls_fail() {
     let mut scene = Fixture::new([vip(1), vip(2)], vec![dual_stack("web", 1)]);
-    scene.kernel().listeners = [vip(1)].into();
+    scene.kernel().listeners = by_root([vip(1)]);
     scene.poll_and_write().await;
 
     scene.kernel().fails = Some(true);
@@ -240,7 +301,7 @@ async fn only_services_with_unpolled_frontends_wait_for_a_poll() {
     let (go, signal) = std::sync::mpsc::channel();
     let find = move |_: &BTreeSet<FrontendKey>| {
         signal.recv().expect("a signal to continue");
-        Ok([vip(1)].into())
+        Ok(by_root([vip(1)]))
     };
     let mut listener_poll = ListenerPoll::new(Some(Box::new(find)), EVERY);
     reconciler.waiting_for_poll.get_or_insert_default();

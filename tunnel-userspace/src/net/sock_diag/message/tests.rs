@@ -41,7 +41,10 @@ fn socket(family: u8) -> Vec<u8> {
     body.extend(3_u32.to_ne_bytes());
     body.extend(0x11_u32.to_ne_bytes());
     body.extend(0x22_u32.to_ne_bytes());
-    body.extend([0; 20]);
+    // The expiry time and the lengths of the two queues precede the user, and the inode follows the user.
+    body.extend([0; 12]);
+    body.extend(1000_u32.to_ne_bytes());
+    body.extend([0; 4]);
     assert_eq!(body.len(), FOUND);
     body
 }
@@ -57,12 +60,13 @@ fn read(body: &[u8]) -> ListedSocket {
 }
 
 #[test]
-fn a_socket_is_read_with_its_addresses_and_cookie() {
+fn a_socket_is_read_with_its_addresses_cookie_and_user() {
     let at = |ip: [u8; 4], port| (Address::from_ip(ip.into()), Port::from_host(port));
     let found = read(&socket(AF_INET));
     assert_eq!(found.cookie(), 0x22_0000_0011);
     assert_eq!(found.peer(), at([10, 0, 0, 9], 53));
     assert_eq!(found.local(), at([10, 0, 0, 1], 40_000));
+    assert_eq!(found.user(), 1000);
 
     let mut body = socket(AF_INET6);
     // The peer's address follows the ports and the local address.

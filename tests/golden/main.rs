@@ -3,8 +3,8 @@
 //!
 //! The objects are read and programmed as on a node, but into maps in memory. The result is a sorted list of
 //! lines, with names instead of indices: map entries, refused objects, and responses from health check ports.
-//! A case may have a `config.yaml` that sets `service.externalIPs`, `service.topologyKeys` and
-//! `service.nodePortAddresses`. Without it, node ports are served on all addresses.
+//! A case may have a `config.yaml` that sets `service.externalIPs`, `service.nodeAddresses`,
+//! `service.topologyKeys` and `service.nodePortAddresses`. Without it, node ports are served on all addresses.
 
 use std::{
     collections::BTreeMap,
@@ -99,6 +99,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
         algorithm: Algorithm::Random,
         node_port_addresses: node_ports,
         external_ips: config.external_ips,
+        node_addresses: config.node_addresses,
         local_listeners: [0].into(),
         topology_keys: config.topology_keys,
         namespace_share: config.namespace_share,
@@ -333,7 +334,9 @@ mod tests {
         a_node_port_is_served_on_the_addresses_of_the_node,
         a_node_without_a_pool_uses_only_its_own_endpoints,
         a_service_without_endpoints_refuses,
+        addresses_that_belong_to_each_host_itself_are_not_served,
         addresses_with_leading_zeros_are_decimal,
+        an_address_of_the_node_is_not_served_for_a_service,
         an_address_of_two_services_belongs_to_the_older,
         an_address_of_two_services_is_assigned_by_kind_then_age_then_name,
         an_endpoint_in_two_slices_is_the_one_that_does_not_terminate,

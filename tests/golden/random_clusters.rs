@@ -26,8 +26,8 @@ use tunnel_tests::environment;
 use tunnel_userspace::{
     k8s::{self, ApiObject, ParsedObject},
     model::{
-        Algorithm, ClusterUpdate, ExternalIps, Family, Object, ObjectName, ServiceState,
-        TopologyKeys,
+        Algorithm, ClusterUpdate, ExternalIps, Family, NodeAddresses, Object, ObjectName,
+        ServiceState, TopologyKeys,
     },
     plan::{HealthChecks, NodePortAddresses},
     reconcile::PlanSettings,
@@ -138,6 +138,10 @@ fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChe
         external_ips: match here.external_ips {
             reference::ExternalIps::Any => ExternalIps::Any,
             reference::ExternalIps::Owned => ExternalIps::Owned,
+        },
+        node_addresses: match here.own_addresses {
+            reference::OwnAddresses::Refuse => NodeAddresses::Refuse,
+            reference::OwnAddresses::Serve => NodeAddresses::Serve,
         },
         local_listeners: [0].into(),
         topology_keys: match here.topology_keys {

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tunnel_reference::{
-    Cluster, ExternalIps, LocalNode, NodePortEntry, TopologyKeys, address::Cidr,
+    Cluster, ExternalIps, LocalNode, NodePortEntry, OwnAddresses, TopologyKeys, address::Cidr,
 };
 
 use crate::{ADDRESSES, random_clusters};
@@ -83,6 +83,10 @@ fn here(config: &Path) -> Result<LocalNode> {
         external_ips: match word("externalIPs") {
             Some("owned") => ExternalIps::Owned,
             _ => ExternalIps::Any,
+        },
+        own_addresses: match word("nodeAddresses") {
+            Some("serve") => OwnAddresses::Serve,
+            _ => OwnAddresses::Refuse,
         },
         topology_keys: match word("topologyKeys") {
             Some("honor") => TopologyKeys::Honor,

@@ -17,7 +17,7 @@ use crate::{
 
 /// The Service's addresses. They are outside the ClusterIP range, for which pods have no route.
 pub(crate) const CACHED: Vip = Vip {
-    v4: Ipv4Addr::new(169, 254, 20, 10),
+    v4: Ipv4Addr::new(198, 51, 100, 10),
     v6: Ipv6Addr::new(0xfd00, 0x20, 0, 0, 0, 0, 0, 0x10),
 };
 pub(crate) const NAME: &str = "cached";

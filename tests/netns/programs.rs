@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use tunnel_tests::{culvert_instance::NODE_NAME, node::Node};
 use tunnel_userspace::{
     bpf::{Counters, DataPath, Features, KernelMaps, PinDirectory, ProgramSettings, RcuGrace},
-    model::{Algorithm, ExternalIps, TopologyKeys},
+    model::{Algorithm, ExternalIps, NodeAddresses, TopologyKeys},
     reconcile::{MapSizes, PlanSettings, Reconciler},
 };
 
@@ -72,6 +72,7 @@ impl Programs {
             algorithm: Algorithm::Random,
             node_port_addresses: Vec::new(),
             external_ips: ExternalIps::Any,
+            node_addresses: NodeAddresses::Refuse,
             local_listeners: [0].into(),
             topology_keys: TopologyKeys::Ignore,
             namespace_share: 100,

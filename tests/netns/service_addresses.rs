@@ -47,7 +47,7 @@ static SCENE: SharedFixture<Scene> = SharedFixture::new(|| Scene::started(&["bac
 
 /// Creates a node with one backend and the given line in the config's `service` section, but does not start
 /// the daemon.
-fn configured(setting: &str) -> Result<Scene> {
+pub(crate) fn configured(setting: &str) -> Result<Scene> {
     Scene::with(&["backend"], |settings| {
         setting.clone_into(&mut settings.node_ports);
     })
@@ -72,7 +72,11 @@ pub(crate) fn service_at_all_addresses() -> Service {
 
 /// Asserts that the backend answers TCP and UDP clients with every dialer, and that they see the dialled
 /// address as the peer or sender.
-fn expect_all_answer(sandbox: &Sandbox, vip: Vip, [http_port, dns_port]: [u16; 2]) -> Result<()> {
+pub(crate) fn expect_all_answer(
+    sandbox: &Sandbox,
+    vip: Vip,
+    [http_port, dns_port]: [u16; 2],
+) -> Result<()> {
     for dialer in Dialer::TCP {
         dialer.expect_served(sandbox, vip, http_port, "backend")?;
     }
@@ -183,7 +187,7 @@ fn node_ports_belong_to_their_service_despite_listeners_on_the_host() -> Result<
 #[ignore = "independent of the kernel: map entries"]
 fn external_and_load_balancer_ips_belong_to_their_service_despite_listeners_on_the_node()
 -> Result<()> {
-    let scene = Scene::new(&["backend"])?;
+    let scene = configured("nodeAddresses: serve")?;
     let host = scene.node.host();
     let mut listening = Vec::new();
     for vip in [BALANCER, EXTERNAL] {

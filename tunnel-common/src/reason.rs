@@ -171,6 +171,8 @@ reasons! {
         SlotsReduced = 57, "slots_reduced", "not programmed as planned: no room in bpf.maps.slots for the Maglev table or the weights, so all endpoints get equal shares";
         /// Not programmed, or not with all endpoints: the Service's namespace has used up its share.
         NamespaceShareExceeded = 58, "namespace_share_exceeded", "not programmed as planned: the share of the namespace is used up";
+        /// Not programmed: the external IP or load balancer address is an address of this node.
+        NodeAddressRefused = 59, "node_address_refused", "not programmed: an external IP or a load balancer address is an address of this node (service.nodeAddresses)";
         /// Ignored: a process of an untrusted user listens on a cluster IP that an interface of this node has.
         ListenerIgnored = 60, "listener_ignored", "ignored: a process of a user that is not in service.localListeners listens on a cluster IP of this node";
     }

@@ -135,6 +135,11 @@ impl FieldErrorKind {
 }
 
 impl FieldError {
+    /// Returns true if the field contains an address that Culvert never serves.
+    const fn is_forbidden_address(&self) -> bool {
+        matches!(self.kind, FieldErrorKind::ForbiddenAddress { .. })
+    }
+
     fn new(field: impl Into<String>, kind: FieldErrorKind) -> Self {
         Self {
             field: field.into(),

@@ -27,7 +27,9 @@ pub use node::{ConfigMap, NODE_POOL_LABEL, Node, ServiceCidr, ZONE_LABEL};
 pub use object_warning::ObjectWarning;
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
-pub use service::{EndpointScope, ExternalIps, Service, ServicePort, TopologyKeys, TrafficPolicy};
+pub use service::{
+    EndpointScope, ExternalIps, NodeAddresses, Service, ServicePort, TopologyKeys, TrafficPolicy,
+};
 pub use steering::{SteeringTarget, SteeringTargets};
 
 /// The namespace and name of an object. The namespace is empty if the object is cluster-scoped.

@@ -53,7 +53,9 @@ use tunnel_common::{
     service::{Algorithm, FrontendKey, Membership, SourceRange},
 };
 
-use crate::model::{self, Family, ObjectName, ServicePort, ServiceState, TrafficPolicy};
+use crate::model::{
+    self, Family, NodeAddresses, ObjectName, ServicePort, ServiceState, TrafficPolicy,
+};
 
 /// Identifies a service port, that is, a Service's port in one address family. As in kube-proxy
 /// (`pkg/proxy/serviceport.go`), the port is identified by its name and protocol, not by its number.
@@ -207,8 +209,20 @@ pub struct NodeInfo {
     pub primary_ips: BTreeSet<IpAddr>,
     /// The addresses of this node's links, except for loopback and link-local ones.
     pub link_addresses: BTreeSet<IpAddr>,
+    /// Determines whether external IPs and load balancer addresses are served if they are among
+    /// `link_addresses`.
+    pub node_addresses: NodeAddresses,
     /// The algorithm for Services that don't select one.
     pub default_algorithm: model::Algorithm,
+}
+
+impl NodeInfo {
+    /// Returns true if an external IP or a load balancer address is not served, because it is an address of
+    /// this node.
+    #[must_use]
+    pub fn refuses(&self, ip: &IpAddr) -> bool {
+        self.node_addresses == NodeAddresses::Refuse && self.link_addresses.contains(ip)
+    }
 }
 
 /// The plans for a Service's ports. Each plan is reference-counted, since it is large compared with its name.
@@ -327,6 +341,7 @@ fn frontends_of_port(
     let all = all
         .into_iter()
         .flat_map(|(kind, ips)| ips.iter().map(move |ip| (*ip, port.port, kind)))
+        .filter(|(ip, _, kind)| *kind == FrontendKind::ClusterIp || !node_info.refuses(ip))
         .chain(node_ports);
     let mut frontends = LiteMap::with_capacity(1);
     for (other, number, kind) in all.filter(|(other, ..)| Family::of(*other) == Family::of(ip)) {

@@ -1,11 +1,15 @@
-//! An unprivileged user listens on a Service's address that is assigned to the node.
+//! An unprivileged user listens on a Service's address that is assigned to the node, and a Service claims an
+//! address of the node at which a process of the node listens.
 
 use anyhow::{Result, ensure};
 
 use crate::{
     fixture::Scene,
-    local_listeners::{CACHED, NAME, NodeLocalCache, expect_backend, prepared, until_listener},
-    support::{ensure_eq, ports, until_eq},
+    local_listeners::{
+        NAME, NodeLocalCache, TestListeners, expect_backend, prepared, until_listener,
+    },
+    service_addresses::{BALANCER, EXTERNAL, NODE_HTTP, configured, expect_all_answer, service},
+    support::{DNS, Dialer, HOST, HTTP, ensure_eq, ports, until_eq},
 };
 
 /// A user without privileges.
@@ -77,4 +81,73 @@ fn a_listener_of_a_configured_user_takes_the_service_over() -> Result<()> {
     let cache = NodeLocalCache::of_user(host, USER)?;
     until_listener(&scene, true)?;
     cache.expect_all_traffic(&scene)
+}
+
+/// Returns the addresses of a Service's frontends, without those of node ports.
+fn frontends(scene: &Scene) -> Result<Vec<String>> {
+    let ports = ports(&scene.node.services()?, "web");
+    let frontends = ports.iter().filter_map(|port| port["frontends"].as_array());
+    let is_node_port = |frontend: &serde_json::Value| frontend["type"] == "NodePort";
+    let frontends = frontends.flatten().filter(|it| !is_node_port(it));
+    let text = frontends.map(|it| it["frontend"].as_str().unwrap_or_default().to_owned());
+    Ok(text.collect())
+}
+
+#[test]
+fn a_service_takes_over_no_address_of_the_node() -> Result<()> {
+    let scene = configured("")?;
+    let host = scene.node.host();
+    // The tenant's Service claims the addresses of the node, and one that the node has for itself.
+    let claimed = service()
+        .spec(&format!(
+            "externalIPs: [{}, {}, 127.0.0.1, \"fe80::1\"]",
+            EXTERNAL.yaml_list(),
+            HOST.yaml_list()
+        ))
+        .load_balancer(&BALANCER.yaml_ingress())
+        .backends(scene.all_addresses());
+    let ssh = TestListeners::at(host, HOST.ips(), [HTTP, DNS])?;
+    scene.start([claimed])?;
+
+    scene.for_each_client(&Dialer::TCP, |sandbox, dialer| {
+        let stream = dialer.connect(sandbox, HOST, HTTP)?;
+        let from = ssh.accept(dialer)?;
+        ensure_eq("port", from.port(), stream.local_addr()?.port())
+    })?;
+    for (_, sandbox) in scene.sandboxes() {
+        for vip in [BALANCER, EXTERNAL] {
+            expect_all_answer(sandbox, vip, [HTTP, DNS])?;
+        }
+        for dialer in Dialer::TCP {
+            dialer.expect_served(sandbox, HOST, NODE_HTTP, "backend")?;
+        }
+    }
+    let shown = scene.node.culvert(&["services", "web"])?.stdout;
+    let reason = format!("(service.nodeAddresses): {}", HOST.v4);
+    ensure!(shown.contains(&reason), "{shown}");
+    let logs = scene.node.logs();
+    let ignored = "field=\"spec.externalIPs[4]\" reason=\"127.0.0.1 is a loopback address";
+    ensure!(logs.contains(ignored), "{logs}");
+
+    // The node gets the load balancer's addresses while the daemon is running, and loses them again.
+    let before = frontends(&scene)?;
+    BALANCER.add_to(host, "lo")?;
+    let own = TestListeners::at(host, BALANCER.ips(), [HTTP, DNS])?;
+    until_eq("frontends at the balancer's addresses", 0, || {
+        let balancer = BALANCER.ips().map(|ip| ip.to_string());
+        let frontends = frontends(&scene)?.into_iter();
+        let is_at = |it: &String| balancer.iter().any(|ip| it.contains(ip));
+        Ok(frontends.filter(is_at).count())
+    })?;
+    // Pods have no route to these addresses.
+    for dialer in Dialer::TCP {
+        let stream = dialer.connect(host, BALANCER, HTTP)?;
+        ensure_eq(
+            "port",
+            own.accept(dialer)?.port(),
+            stream.local_addr()?.port(),
+        )?;
+    }
+    BALANCER.delete_from(host, "lo")?;
+    until_eq("frontends", before, || frontends(&scene))
 }

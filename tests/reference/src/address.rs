@@ -59,6 +59,24 @@ pub fn parse(text: &str) -> Option<IpAddr> {
     Some(IpAddr::from(octets))
 }
 
+/// Returns true if a Service may be served at an address. Kubernetes refuses most of the others in
+/// `ValidateNonSpecialIP` (`pkg/apis/core/validation`), because each host has them for itself.
+#[must_use]
+pub fn is_servable(address: IpAddr) -> bool {
+    let refused: &[&str] = match address {
+        IpAddr::V4(_) => &[
+            "0.0.0.0/32",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "224.0.0.0/4",
+            "255.255.255.255/32",
+        ],
+        IpAddr::V6(_) => &["::/128", "::1/128", "fe80::/10", "ff00::/8"],
+    };
+    let mut refused = refused.iter().filter_map(|range| Cidr::parse(range));
+    !refused.any(|range| range.contains(address))
+}
+
 /// Parses decimal digits, allowing any number of leading zeros.
 fn decimal(text: &str) -> Option<u32> {
     let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
 
 use super::{
-    AddressKind, Cluster, ExternalIps, LocalNode, NodePortEntry,
-    address::{Cidr, Family, parse},
+    AddressKind, Cluster, ExternalIps, LocalNode, NodePortEntry, OwnAddresses,
+    address::{Cidr, Family, is_servable, parse},
     node, objects,
 };
 
@@ -37,9 +37,13 @@ pub(super) fn destinations(
     };
     let cluster_ip = objects::cluster_ip(service, family).into_iter().collect();
     add(AddressKind::ClusterIp, cluster_ip, port.port);
-    let load_balancer = load_balancer_ips(service, family);
+    let is_taken =
+        |ip: &IpAddr| here.own_addresses == OwnAddresses::Refuse && here.addresses.contains(ip);
+    let mut load_balancer = load_balancer_ips(service, family);
+    load_balancer.retain(|ip| !is_taken(ip));
     add(AddressKind::LoadBalancerIp, load_balancer, port.port);
-    let external = external_ips(cluster, here, service, family);
+    let mut external = external_ips(cluster, here, service, family);
+    external.retain(|ip| !is_taken(ip));
     add(AddressKind::ExternalIp, external, port.port);
     // Contract §2, "NodePort": a nonzero node port is served whatever the Service's type.
     let node_ports = node_port_ips(cluster, here, family);
@@ -61,7 +65,8 @@ fn external_ips(
     let spec = service.spec.as_ref();
     let texts = spec.and_then(|spec| spec.external_ips.as_deref());
     let parsed = texts.unwrap_or_default().iter().filter_map(|t| parse(t));
-    let mut addresses: BTreeSet<IpAddr> = of_family(parsed, family);
+    let servable = parsed.filter(|address| is_servable(*address));
+    let mut addresses: BTreeSet<IpAddr> = of_family(servable, family);
     if here.external_ips == ExternalIps::Owned {
         let owned = owned_addresses(cluster);
         addresses.retain(|address| owned.contains(address));
@@ -84,7 +89,7 @@ pub(super) fn load_balancer_ips(service: &Service, family: Family) -> BTreeSet<I
     let is_vip = |it: &&LoadBalancerIngress| matches!(it.ip_mode.as_deref(), None | Some("VIP"));
     let vips = ingress(service).filter(is_vip);
     let parsed = vips.filter_map(|ingress| parse(ingress.ip.as_deref()?));
-    of_family(parsed, family)
+    of_family(parsed.filter(|address| is_servable(*address)), family)
 }
 
 fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {

@@ -74,6 +74,7 @@ pub struct LocalNode {
     /// addresses; if it is empty, on all local addresses.
     pub node_port_addresses: Option<Vec<NodePortEntry>>,
     pub external_ips: ExternalIps,
+    pub own_addresses: OwnAddresses,
     pub topology_keys: TopologyKeys,
 }
 
@@ -95,6 +96,15 @@ pub enum ExternalIps {
     /// `ipMode`), and addresses of any Node (of any type). A user who may only create Services can write
     /// neither, and so can't take over someone else's address (CVE-2020-8554).
     Owned,
+}
+
+/// The setting that decides whether external IPs and load balancer addresses are served on the node that has
+/// them on an interface.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum OwnAddresses {
+    Refuse,
+    /// As in kube-proxy.
+    Serve,
 }
 
 /// The setting that decides whether the annotation `openyurt.io/topologyKeys` is honoured.

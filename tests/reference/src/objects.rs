@@ -12,7 +12,7 @@ use k8s_openapi::{
 
 use super::{
     AddressKind, Cluster, Owner, Policy, Protocol,
-    address::{Family, parse},
+    address::{Family, is_servable, parse},
 };
 
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -56,7 +56,7 @@ pub(super) fn cluster_ip(service: &Service, family: Family) -> Option<IpAddr> {
         many
     };
     let mut addresses = texts.iter().filter_map(|text| parse(text));
-    addresses.find(|address| Family::of(*address) == family)
+    addresses.find(|address| Family::of(*address) == family && is_servable(*address))
 }
 
 /// Returns the ports that are served in an address family. There are none if the Service lacks a cluster IP

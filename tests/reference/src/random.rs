@@ -2,7 +2,7 @@
 //!
 //! The objects are as an API server stores them, with a few exceptions that current API servers reject but
 //! that exist in old clusters or in files: IPv4 addresses with leading zeros, cluster IPs without families,
-//! and ports without a name or number.
+//! ports without a name or number, and addresses that are never served.
 //!
 //! No result depends on cases that the contract leaves open. If an address is in two slices of a Service,
 //! either its conditions are the same in both, or it is terminating in at least one of them. No two Services
@@ -23,12 +23,14 @@ use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Object
 use super::{Cluster, ConnectionSource, Frontend, LocalNode, address::Family};
 
 /// The load balancer addresses to choose from. There are only a few, so that Services share them. The node
-/// itself may have some of them.
-const LOAD_BALANCER_IPS: [&str; 4] = [
+/// itself may have some of them, and some are never served.
+const LOAD_BALANCER_IPS: [&str; 6] = [
     "203.0.113.1",
     "203.0.113.2",
     "203.000.113.002",
     "2001:db8:f::1",
+    "127.0.0.2",
+    "fe80::2",
 ];
 
 const ZONES: [&str; 3] = ["a", "b", "c"];

@@ -104,7 +104,8 @@ pub(super) fn convert(value: &Value, directory: &Path) -> Result<Conversion, Fie
     }
     let file: KubeProxyFile = converted_fields::deserialize(value)?;
     let mut conversion = Conversion {
-        config: json!({}),
+        // kube-proxy serves external IPs and load balancer addresses that are the node's own.
+        config: json!({ "service": { "nodeAddresses": "serve" } }),
         warnings: unused_field_warnings(value),
     };
     if file.mode == Mode::Kernelspace {

@@ -11,7 +11,7 @@ use serde::{
 use super::{FieldError, numeric_ranges::check_each};
 use crate::{
     duration,
-    model::{Algorithm, ExternalIps, TopologyKeys},
+    model::{Algorithm, ExternalIps, NodeAddresses, TopologyKeys},
     plan::NodePortAddresses,
 };
 
@@ -46,6 +46,8 @@ pub struct ServiceConfig {
     /// The external IPs that are served: all, or only those with a known owner.
     #[serde(rename = "externalIPs")]
     pub external_ips: ExternalIps,
+    /// The effect of external IPs and load balancer addresses that are addresses of this node itself.
+    pub node_addresses: NodeAddresses,
     /// The effect of OpenYurt's annotation `openyurt.io/topologyKeys` on Services.
     pub topology_keys: TopologyKeys,
     /// The interval between polls for local listeners on cluster IPs.
@@ -98,6 +100,7 @@ impl Default for ServiceConfig {
             masquerade_all: false,
             node_port_addresses: None,
             external_ips: ExternalIps::default(),
+            node_addresses: NodeAddresses::default(),
             topology_keys: TopologyKeys::default(),
             local_listener_poll_interval: Duration::from_secs(1),
             local_listeners: vec![0],

@@ -36,32 +36,25 @@ pub(super) fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     Some((network, u8::try_from(length).ok()?))
 }
 
-/// Parses a unicast address. Rejects the unspecified address and the broadcast address, too.
-pub(super) fn parse_unicast(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
+/// Parses a unicast address that has the same meaning on every node. Like Kubernetes
+/// (`pkg/apis/core/validation`, `ValidateNonSpecialIP`), rejects loopback and link-local addresses: a frontend
+/// or an endpoint at such an address would give access to services that a node offers only to itself
+/// (CVE-2020-8558). Rejects the unspecified address and the broadcast address, too.
+pub(super) fn parse_routable(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
     let address = parse_ip(text).ok_or_else(|| {
         FieldError::new(field(), FieldErrorKind::wrong_form("an IP address", text))
     })?;
+    let is_link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
     let what = if address.is_unspecified() {
         "the unspecified address"
     } else if address.is_multicast() {
         "a multicast address"
     } else if address == IpAddr::V4(Ipv4Addr::BROADCAST) {
         "the broadcast address"
-    } else {
-        return Ok(address);
-    };
-    Err(forbidden_address(text, what, field()))
-}
-
-/// Parses an endpoint's address. It must have the same meaning on every node, so loopback and link-local
-/// addresses are rejected (Kubernetes `pkg/apis/core/validation`, `ValidateEndpointIP`).
-pub(super) fn parse_endpoint(text: &str, field: impl Fn() -> String) -> Result<IpAddr, FieldError> {
-    let address = parse_unicast(text, &field)?;
-    let is_link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    let what = if address.is_loopback() {
+    } else if address.is_loopback() {
         "a loopback address"
     } else if is_link_local {
         "a link-local address"
@@ -152,6 +145,31 @@ mod tests {
         }
         for text in "10.0.0.0|10.0.0.0/33|fd00::/129|10.0.0.0/-1|/8|10.0.0.0/".split('|') {
             assert_eq!(parse_cidr(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_do_not_mean_the_same_host_on_every_node_are_refused() {
+        for (text, what) in [
+            ("0.0.0.0", "the unspecified address"),
+            ("::", "the unspecified address"),
+            ("224.0.0.251", "a multicast address"),
+            ("ff02::fb", "a multicast address"),
+            ("255.255.255.255", "the broadcast address"),
+            ("127.0.0.1", "a loopback address"),
+            ("127.255.255.254", "a loopback address"),
+            ("::1", "a loopback address"),
+            ("::ffff:127.0.0.1", "a loopback address"),
+            ("169.254.169.254", "a link-local address"),
+            ("::ffff:169.254.169.254", "a link-local address"),
+            ("fe80::1", "a link-local address"),
+        ] {
+            let wrong = parse_routable(text, || "field".to_owned()).expect_err(text);
+            let wanted = format!("field: {text} is {what}, which is not allowed here");
+            assert_eq!(wrong.to_string(), wanted);
+        }
+        for text in ["10.0.0.1", "198.51.100.1", "fd00::1", "2001:db8::1"] {
+            assert!(parse_routable(text, String::new).is_ok(), "{text}");
         }
     }
 

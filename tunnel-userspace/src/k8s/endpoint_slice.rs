@@ -109,7 +109,7 @@ fn endpoints(
             return Err(FieldError::new(field, FieldErrorKind::Missing));
         };
         let field = || format!("endpoints[{i}].addresses[0]");
-        let address = address::parse_endpoint(text, field)?;
+        let address = address::parse_routable(text, field)?;
         if Family::of(address) != family {
             let kind = FieldErrorKind::WrongFamily {
                 address: text.to_owned(),

@@ -32,7 +32,7 @@ impl ApiObject for v1::Service {
         if is_of_other_proxy || spec.type_.as_deref() == Some("ExternalName") {
             return Ok(unserved(name, status.as_ref()));
         }
-        let Some(cluster_ips) = cluster_ips(&spec)? else {
+        let Some(cluster_ips) = cluster_ips(&spec, ignored)? else {
             return Ok(unserved(name, status.as_ref()));
         };
         let is_of_load_balancer = spec.type_.as_deref() == Some("LoadBalancer");
@@ -84,8 +84,12 @@ fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Obje
     })
 }
 
-/// Parses the cluster IPs. Returns `None` if the Service has none.
-fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, FieldError> {
+/// Parses the cluster IPs. Returns `None` if the Service has none. Ignores an address that Culvert never serves,
+/// such as a loopback address, if another cluster IP is left.
+fn cluster_ips(
+    spec: &v1::ServiceSpec,
+    ignored: &mut Vec<FieldError>,
+) -> Result<Option<Vec<IpAddr>>, FieldError> {
     let is_set = |text: &&str| !text.is_empty();
     let single = spec.cluster_ip.as_deref().filter(is_set);
     let several = spec.cluster_ips.as_deref().unwrap_or_default();
@@ -94,15 +98,21 @@ fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, FieldError
         return Ok(None);
     }
 
-    let single = single.map(|text| address::parse_unicast(text, || "spec.clusterIP".to_owned()));
-    let single = single.transpose()?;
+    let single = single.map(|text| address::parse_routable(text, || "spec.clusterIP".to_owned()));
     if several.is_empty() {
-        return Ok(single.map(|address| vec![address]));
+        return single.map(|address| address.map(|it| vec![it])).transpose();
     }
     let mut addresses: Vec<IpAddr> = Vec::with_capacity(several.len());
+    let mut forbidden = Vec::new();
     for (i, text) in several.iter().enumerate() {
         let field = || format!("spec.clusterIPs[{i}]");
-        let address = address::parse_unicast(text, field)?;
+        let address = match address::parse_routable(text, field) {
+            Err(error) if error.is_forbidden_address() => {
+                forbidden.push(error);
+                continue;
+            }
+            parsed => parsed?,
+        };
         if addresses
             .iter()
             .any(|other| Family::of(*other) == Family::of(address))
@@ -114,13 +124,24 @@ fn cluster_ips(spec: &v1::ServiceSpec) -> Result<Option<Vec<IpAddr>>, FieldError
         }
         addresses.push(address);
     }
-    match single.filter(|address| !addresses.contains(address)) {
-        Some(missing) => {
+    match single {
+        Some(Ok(missing)) if !addresses.contains(&missing) => {
             let kind = FieldErrorKind::NotAmongClusterIps(missing.to_string());
-            Err(FieldError::new("spec.clusterIP", kind))
+            return Err(FieldError::new("spec.clusterIP", kind));
         }
-        None => Ok(Some(addresses)),
+        // The error for the same address in the list is reported instead.
+        Some(Err(error)) if !(error.is_forbidden_address() && !forbidden.is_empty()) => {
+            return Err(error);
+        }
+        Some(Ok(_) | Err(_)) | None => {}
     }
+    if addresses.is_empty()
+        && let Some(error) = forbidden.pop()
+    {
+        return Err(error);
+    }
+    ignored.append(&mut forbidden);
+    Ok(Some(addresses))
 }
 
 fn ports(

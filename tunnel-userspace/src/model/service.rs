@@ -114,6 +114,19 @@ pub enum ExternalIps {
     Owned,
 }
 
+/// Determines whether a node serves external IPs and load balancer addresses that are its own addresses. Anyone
+/// who may create a Service can put a node's address into it, and so redirect the connections that this node
+/// and its pods make to the node itself.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeAddresses {
+    /// Does not serve them.
+    #[default]
+    Refuse,
+    /// Serves them, as in kube-proxy.
+    Serve,
+}
+
 /// The endpoints that clients on a node may use, as set by `openyurt.io/topologyKeys`.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum EndpointScope {

@@ -23,7 +23,8 @@ use super::{
 };
 use crate::{
     model::{
-        Algorithm, ExternalIps, Family, Node, ObjectName, PerFamily, ServiceState, TopologyKeys,
+        Algorithm, ExternalIps, Family, Node, NodeAddresses, ObjectName, PerFamily, ServiceState,
+        TopologyKeys,
     },
     parallel,
     plan::{
@@ -47,6 +48,8 @@ pub struct PlanSettings {
     pub node_port_addresses: Vec<NodePortAddresses>,
     /// The external IPs to serve: any, or only those that have an owner.
     pub external_ips: ExternalIps,
+    /// Determines whether external IPs and load balancer addresses are served at this node's own addresses.
+    pub node_addresses: NodeAddresses,
     /// Determines whether `openyurt.io/topologyKeys` is honoured or ignored.
     pub topology_keys: TopologyKeys,
     /// The percentage of the map entries not used by other namespaces that the Services of one namespace may
@@ -142,6 +145,7 @@ impl DesiredPlans {
                 node_pools: NodePools::new(settings.topology_keys, Arc::clone(&node)),
                 node_info: Arc::new(NodeInfo {
                     name: node,
+                    node_addresses: settings.node_addresses,
                     default_algorithm: settings.algorithm,
                     ..NodeInfo::default()
                 }),
@@ -275,10 +279,12 @@ impl DesiredPlans {
     pub(super) fn plan_to_write(&self, service: &ObjectName) -> (ServicePlan, PortProblems) {
         let (mut wanted, mut problems) = (ServicePlan::new(), PortProblems::new());
         for (name, plan) in self.plans.get(service).into_iter().flatten() {
-            // Insert this one first, so that a more important problem with the same port replaces it.
-            if let Some(problem) = self.unowned_ip_problem(name, plan) {
-                problems.insert(name.clone(), problem);
-            }
+            // Insert these first, so that a more important problem with the same port replaces them.
+            let unserved = [
+                self.unowned_ip_problem(name, plan),
+                self.node_address_problem(name, plan),
+            ];
+            problems.extend(unserved.into_iter().flatten().map(|it| (name.clone(), it)));
             let mut frontends = LiteMap::with_capacity(plan.frontends.len());
             for (key, frontend) in &plan.frontends {
                 let owner = self.frontend_owners.owner(key);
@@ -391,6 +397,34 @@ impl DesiredPlans {
         (!unowned.is_empty()).then(|| {
             let text = format!("{}: {}", reason.meaning(), unowned.join(", "));
             PortProblem::new(reason, text)
+        })
+    }
+    /// Returns a problem if any of a port's external IPs and load balancer addresses are not served because
+    /// they are addresses of this node.
+    fn node_address_problem(&self, name: &PortName, plan: &PortPlan) -> Option<PortProblem> {
+        let service = &self.states.get(&name.service)?.service;
+        // The address may be served as a cluster IP. Node ports at the address are other frontends.
+        let has = |ip: &IpAddr| {
+            let mut frontends = plan.frontends.iter();
+            frontends.any(|(key, frontend)| {
+                key.address.to_ip() == *ip && frontend.kind != FrontendKind::NodePort
+            })
+        };
+        let ips = service
+            .external_ips
+            .iter()
+            .chain(&service.load_balancer_ips);
+        let refused = ips.filter(|ip| {
+            Family::of(**ip) == name.family && self.rules.node_info.refuses(ip) && !has(ip)
+        });
+        let refused: BTreeSet<_> = refused.map(ToString::to_string).collect();
+        let reason = Reason::NodeAddressRefused;
+        (!refused.is_empty()).then(|| {
+            let refused: Vec<_> = refused.into_iter().collect();
+            PortProblem {
+                reason,
+                text: format!("{}: {}", reason.meaning(), refused.join(", ")),
+            }
         })
     }
 }

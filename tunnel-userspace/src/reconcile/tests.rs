@@ -8,6 +8,7 @@ mod listeners;
 mod memory_maps;
 mod migrate;
 mod namespace_shares;
+mod node_addresses;
 mod node_pools;
 mod port_counters;
 mod restarts;
@@ -35,6 +36,8 @@ use crate::{
     model::{
         Algorithm, ClusterUpdate, Endpoint, EndpointPort, ExternalIps, Family, Node, ObjectName,
         Service, ServiceState, TopologyKeys, TrafficPolicy, fixture,
+        Algorithm, ClusterUpdate, Endpoint, ExternalIps, Family, Node, NodeAddresses, ObjectName,
+        Service, ServiceState, TopologyKeys, fixture,
     },
     plan::NodePortAddresses,
 };
@@ -70,6 +73,7 @@ fn settings() -> PlanSettings {
         external_ips: ExternalIps::Any,
         topology_keys: TopologyKeys::Ignore,
         namespace_share: 100,
+        node_addresses: NodeAddresses::Serve,
         local_listeners: [0].into(),
     }
 }

@@ -9,7 +9,7 @@ use k8s_openapi::{
 
 use super::{Generator, ZONES, add_label};
 use crate::{
-    ExternalIps, LocalNode, NodePortEntry, TopologyKeys,
+    ExternalIps, LocalNode, NodePortEntry, OwnAddresses, TopologyKeys,
     address::{Cidr, parse},
 };
 
@@ -92,6 +92,7 @@ pub(super) fn here(generator: &mut Generator<'_>) -> LocalNode {
         addresses: addresses(generator, &node),
         node_port_addresses: node_port_addresses(generator),
         external_ips: generator.pick([ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned]),
+        own_addresses: generator.pick([OwnAddresses::Refuse, OwnAddresses::Serve]),
         topology_keys: generator.pick([TopologyKeys::Ignore, TopologyKeys::Honor]),
     }
 }

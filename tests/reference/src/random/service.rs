@@ -11,8 +11,9 @@ use k8s_openapi::{
 
 use super::{Generator, LOAD_BALANCER_IPS, add_label};
 
-/// Addresses for `externalIPs`: unowned ones, ones that belong to load balancers and nodes, and a cluster IP.
-const EXTERNAL_IPS: [&str; 11] = [
+/// Addresses for `externalIPs`: unowned ones, ones that belong to load balancers and nodes, a cluster IP,
+/// and addresses that are never served.
+const EXTERNAL_IPS: [&str; 15] = [
     "198.51.100.1",
     "198.51.100.001",
     "198.51.100.2",
@@ -24,6 +25,10 @@ const EXTERNAL_IPS: [&str; 11] = [
     "fd00::10",
     "172.17.0.1",
     "10.96.0.1",
+    "127.0.0.1",
+    "::1",
+    "169.254.169.254",
+    "224.0.0.1",
 ];
 
 /// Ranges for `loadBalancerSourceRanges` that contain nodes, pods or other clients. Some have whitespace

@@ -7,8 +7,8 @@ use fastrand::Rng;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
-    AddressKind, Cluster, ConnectionSource, Frontend, LocalNode, Policy, TopologyKeys, Verdict,
-    frontends, health_check_node_ports, random, verdict,
+    AddressKind, Cluster, ConnectionSource, Frontend, LocalNode, OwnAddresses, Policy,
+    TopologyKeys, Verdict, frontends, health_check_node_ports, random, verdict,
 };
 
 const SEEDS: u64 = 400;
@@ -105,7 +105,15 @@ fn every_corner_case_is_in_some_cluster() {
             topology_keys: TopologyKeys::Ignore,
             ..here.clone()
         };
+        let serving_all = LocalNode {
+            own_addresses: OwnAddresses::Serve,
+            ..here.clone()
+        };
         for (what, other) in [
+            (
+                "an address of the node is refused",
+                frontends(&cluster, &serving_all),
+            ),
             ("hints decide", frontends(&without_hints(&cluster), &here)),
             (
                 "a moved slice decides",

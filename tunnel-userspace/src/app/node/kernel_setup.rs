@@ -96,6 +96,7 @@ impl KernelSetup {
             algorithm: config.service.algorithm,
             node_port_addresses: config.service.node_ports(),
             external_ips: config.service.external_ips,
+            node_addresses: config.service.node_addresses,
             topology_keys: config.service.topology_keys,
             namespace_share: config.service.namespace_share,
             local_listeners: config.service.local_listeners.iter().copied().collect(),

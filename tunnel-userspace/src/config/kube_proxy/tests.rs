@@ -3,7 +3,7 @@ use std::{collections::BTreeSet, fs, path::PathBuf};
 use super::*;
 use crate::{
     config::{Config, ConfigError, DetectLocal, INVALID_NODE_NAME, parse_yaml, tests::rows},
-    model::Algorithm,
+    model::{Algorithm, NodeAddresses},
 };
 
 /// The kube-proxy config file that kubeadm writes for a dual-stack cluster.
@@ -54,7 +54,7 @@ fn the_file_of_kubeadm_is_converted_with_one_warning() {
     );
     let plain = Config::parse(
         "source: { kube: { kubeconfig: /var/lib/kube-proxy/kubeconfig.conf } }\n\
-         service: { clusterCIDRs: [10.244.0.0/16, 'fd00:10:244::/56'] }",
+         service: { clusterCIDRs: [10.244.0.0/16, 'fd00:10:244::/56'], nodeAddresses: serve }",
     );
     assert_eq!(config, plain.expect("good"));
 }
@@ -111,8 +111,9 @@ fn each_field_with_an_equivalent_is_converted() {
         mode: ipvs, ipvs: { scheduler: sh } => service: { algorithm: source-hash }
         mode: ipvs, ipvs: { scheduler: wlc } => service: { algorithm: least-conn }";
     for (fields, ours) in rows(table) {
-        // The API server is a source even if the row does not list it.
-        let ours = Config::parse(ours).expect("good");
+        // The API server is a source, and the node's addresses are served, even if the row does not list this.
+        let mut ours = Config::parse(ours).expect("good");
+        ours.service.node_addresses = NodeAddresses::Serve;
         let mut found = converted_config(fields);
         assert_eq!(warned_fields(fields), Vec::<String>::new(), "{fields}");
         if ours.source.kube.is_none() {

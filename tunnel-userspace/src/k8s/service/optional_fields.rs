@@ -23,7 +23,7 @@ const PROXY_MODE: &str = "Proxy";
 pub(super) fn external_ips(spec: &v1::ServiceSpec, ignored: &mut Vec<FieldError>) -> Vec<IpAddr> {
     let texts = spec.external_ips.iter().flatten().enumerate();
     let read =
-        texts.map(|(i, text)| address::parse_unicast(text, || format!("spec.externalIPs[{i}]")));
+        texts.map(|(i, text)| address::parse_routable(text, || format!("spec.externalIPs[{i}]")));
     collect_valid(read, ignored)
 }
 
@@ -48,7 +48,7 @@ pub(super) fn load_balancer_ips(
         };
         let text = ingress.ip.as_deref().filter(|text| !text.is_empty());
         if let Some(text) = text.filter(|_| is_vip) {
-            addresses.push(address::parse_unicast(text, || field("ip")));
+            addresses.push(address::parse_routable(text, || field("ip")));
         }
     }
     collect_valid(addresses, ignored)

@@ -119,13 +119,31 @@ fn a_service_is_refused_with_its_invalid_cluster_ip() {
     let rows = [
         r#"{"clusterIPs": ["10.96.0.300"]} => spec.clusterIPs[0]: "10.96.0.300" is not an IP address"#,
         r#"{"clusterIPs": ["10.96.0.1", "10.96.0.2"]} => spec.clusterIPs[1]: 10.96.0.2 is a second address of its IP family; only one of each family is allowed"#,
-        r#"{"clusterIPs": ["fd00::1", "0.0.0.0"]} => spec.clusterIPs[1]: 0.0.0.0 is the unspecified address, which is not allowed here"#,
+        r#"{"clusterIPs": ["::1", "0.0.0.0"]} => spec.clusterIPs[1]: 0.0.0.0 is the unspecified address, which is not allowed here"#,
+        r#"{"clusterIP": "127.0.0.1", "clusterIPs": ["127.0.0.1"]} => spec.clusterIPs[0]: 127.0.0.1 is a loopback address, which is not allowed here"#,
+        r#"{"clusterIP": "127.0.0.1", "clusterIPs": ["fd00::1"]} => spec.clusterIP: 127.0.0.1 is a loopback address, which is not allowed here"#,
+        r#"{"clusterIP": "169.254.0.1"} => spec.clusterIP: 169.254.0.1 is a link-local address, which is not allowed here"#,
         r#"{"clusterIPs": ["ff02::1"]} => spec.clusterIPs[0]: ff02::1 is a multicast address, which is not allowed here"#,
         r#"{"clusterIPs": ["255.255.255.255"]} => spec.clusterIPs[0]: 255.255.255.255 is the broadcast address, which is not allowed here"#,
         r#"{"clusterIP": "x"} => spec.clusterIP: "x" is not an IP address"#,
         r#"{"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.2"]} => spec.clusterIP: 10.96.0.1 is missing from spec.clusterIPs"#,
     ];
     assert_all_refused(with_port, &rows);
+}
+
+#[test]
+fn a_service_is_served_without_a_cluster_ip_that_no_host_may_serve() {
+    for (single, several) in [
+        ("fe80::1", ["fe80::1", "10.96.0.10"]),
+        ("10.96.0.10", ["10.96.0.10", "::1"]),
+    ] {
+        let manifest = with_port(json!({"clusterIP": single, "clusterIPs": several}));
+
+        assert_eq!(a_service(manifest.clone()).cluster_ips, [ip("10.96.0.10")]);
+        let ignored = ignored(manifest);
+        assert_eq!(ignored.len(), 1, "{ignored:?}");
+        assert!(ignored[0].starts_with("spec.clusterIPs["), "{ignored:?}");
+    }
 }
 
 #[test]

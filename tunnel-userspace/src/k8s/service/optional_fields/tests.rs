@@ -29,10 +29,19 @@ fn parse_spec(fields: Value, wrong: &[&str]) -> Arc<Service> {
 
 #[test]
 fn external_ips_may_have_leading_zeros_and_an_invalid_one_is_ignored() {
-    let texts = ["198.51.100.041", "x", "fd00::00010", "0.0.0.0"];
+    let texts = [
+        "198.51.100.041",
+        "x",
+        "fd00::00010",
+        "0.0.0.0",
+        "127.0.0.1",
+        "fe80::1",
+    ];
     let wrong = [
         "spec.externalIPs[1]: \"x\" is not an IP address",
         "spec.externalIPs[3]: 0.0.0.0 is the unspecified address, which is not allowed here",
+        "spec.externalIPs[4]: 127.0.0.1 is a loopback address, which is not allowed here",
+        "spec.externalIPs[5]: fe80::1 is a link-local address, which is not allowed here",
     ];
     let service = parse_spec(json!({ "externalIPs": texts }), &wrong);
 
@@ -49,10 +58,13 @@ fn addresses_of_the_load_balancer_are_served_unless_their_mode_is_proxy() {
         {"ip": "203.0.113.4", "ipMode": "Other"},
         {"ip": "nowhere"},
         {"ip": "2001:db8:f::5", "ipMode": "Proxy"},
+        {"ip": "169.254.169.254"},
     ]);
     let wrong = [
         "status.loadBalancer.ingress[4].ipMode: \"Other\" is not VIP or Proxy",
         "status.loadBalancer.ingress[5].ip: \"nowhere\" is not an IP address",
+        "status.loadBalancer.ingress[7].ip: 169.254.169.254 is a link-local address, which is not \
+         allowed here",
     ];
     let status = json!({"loadBalancer": {"ingress": ingress}});
     let service = parse_with_errors(&wrong, with(service(http()), "/status", status));

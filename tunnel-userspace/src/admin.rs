@@ -23,7 +23,7 @@ mod node_routes;
 mod readiness;
 mod status;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use tokio::sync::watch;
 use tunnel_common::reason::Reason;
@@ -80,6 +80,8 @@ pub struct NodeViews {
     pub start_times: watch::Receiver<StartTimes>,
     /// The reconciler's statistics.
     pub stats: watch::Receiver<ReconcileStats>,
+    /// The time of the monotonic clock at which the reconcile loop last waited for events.
+    pub heartbeat: watch::Receiver<Option<Duration>>,
     /// The kernel program whose events are logged, if any.
     pub kernel_log: watch::Receiver<Option<KernelLog>>,
     /// The state of the attached programs; empty until the first check.

@@ -62,6 +62,7 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         starting: watch::channel(None).1,
         start_times: watch::Sender::default().subscribe(),
         stats,
+        heartbeat: watch::Sender::default().subscribe(),
         kernel_log: watch::channel(None).1,
         for_each_service: Box::new(|_, _| ()),
         port_counts: Box::new(PortCounterList::default),

@@ -1,16 +1,20 @@
 //! `/healthz` and `/livez`, compatible with kube-proxy (`pkg/proxy/healthcheck/proxy_health.go`).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::NodeViews;
-use crate::reconcile::ReconcileStats;
+use crate::{clock::monotonic, reconcile::ReconcileStats};
 
 /// The time for which writes may keep failing before the daemon counts as unhealthy: twice kube-proxy's sync
 /// period.
-const MAX_FAILURE_TIME: SignedDuration = SignedDuration::from_secs(60);
+const MAX_FAILURE_TIME: Duration = Duration::from_secs(60);
+
+/// The time for which the reconcile loop may be busy before it counts as hung. Writing all Services at once,
+/// and an audit, each take a few seconds.
+pub(super) const MAX_BUSY_TIME: Duration = Duration::from_secs(60);
 
 /// The value of `lastUpdated` before the first write: Go's zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
@@ -47,19 +51,33 @@ struct FamilyStatus {
 pub(super) fn response(views: &NodeViews, with_eligibility: bool) -> Health {
     let is_running = views.starting.borrow().is_none();
     let stats = views.stats.borrow().clone();
-    evaluate(&stats, is_running, with_eligibility, Timestamp::now())
+    let (is_hung, now) = (is_hung(views), monotonic());
+    let is_working = is_running && !is_hung && is_working(&stats, now);
+    evaluate(&stats, is_working, with_eligibility, Timestamp::now())
+}
+
+/// Returns true if the reconcile loop has been busy for so long that it must be hung. The wall clock may be set
+/// at any time, so only the monotonic clock counts.
+pub(super) fn is_hung(views: &NodeViews) -> bool {
+    let heartbeat = *views.heartbeat.borrow();
+    has_elapsed(heartbeat, MAX_BUSY_TIME, monotonic())
+}
+
+fn is_working(stats: &ReconcileStats, now: Duration) -> bool {
+    stats.synced && !has_elapsed(stats.failing_from, MAX_FAILURE_TIME, now)
+}
+
+/// Returns true if more than `limit` has passed since a time of the monotonic clock.
+fn has_elapsed(since: Option<Duration>, limit: Duration, now: Duration) -> bool {
+    since.is_some_and(|since| now.saturating_sub(since) > limit)
 }
 
 fn evaluate(
     stats: &ReconcileStats,
-    is_running: bool,
+    is_working: bool,
     with_eligibility: bool,
     now: Timestamp,
 ) -> Health {
-    let is_stuck = stats
-        .failing_since
-        .is_some_and(|since| now.duration_since(since) > MAX_FAILURE_TIME);
-    let is_working = is_running && stats.synced && !is_stuck;
     let is_eligible = !with_eligibility || stats.node_eligible;
     let last = stats.last_complete_sync_at.filter(|_| stats.synced);
     let family_status = last.map(|last| FamilyStatus {
@@ -83,8 +101,13 @@ fn evaluate(
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::watch;
+
     use super::*;
-    use crate::admin::fixture::ready_stats;
+    use crate::admin::{
+        fixture::{self, ready_stats},
+        readiness::Readiness,
+    };
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_800_000_000).expect("a time")
@@ -92,27 +115,58 @@ mod tests {
 
     #[test]
     fn a_daemon_that_waits_for_its_sources_is_not_healthy() {
-        let stats = ReconcileStats {
+        let waiting = ReconcileStats {
             synced: false,
             ..ready_stats()
         };
+        let (_stats, receiver) = watch::channel(waiting);
+        assert!(!response(&fixture::views(receiver), true).is_positive);
 
-        assert!(!evaluate(&stats, true, true, now()).is_positive);
-        assert!(!evaluate(&ready_stats(), false, true, now()).is_positive);
+        let (_stats, receiver) = watch::channel(ready_stats());
+        let starting = NodeViews {
+            starting: watch::channel(Some("waiting".to_owned())).1,
+            ..fixture::views(receiver)
+        };
+        assert!(!response(&starting, true).is_positive);
     }
 
     #[test]
-    fn writes_may_fail_for_a_minute() {
+    fn writes_may_fail_for_a_minute_by_the_monotonic_clock() {
         let is_positive = |seconds| {
             let stats = ReconcileStats {
-                failing_since: Some(now() - SignedDuration::from_secs(seconds)),
+                // The wall clock has been set forwards by years since the first failure.
+                failing_since: Some(Timestamp::UNIX_EPOCH),
+                failing_from: monotonic().checked_sub(Duration::from_secs(seconds)),
                 ..ready_stats()
             };
-            evaluate(&stats, true, false, now()).is_positive
+            let (_stats, receiver) = watch::channel(stats);
+            response(&fixture::views(receiver), false).is_positive
         };
 
         assert!(is_positive(10));
         assert!(!is_positive(61));
+    }
+
+    #[test]
+    fn a_daemon_whose_reconcile_loop_hangs_is_neither_live_nor_ready() {
+        for (seconds, is_live) in [(10, true), (61, false)] {
+            let (_stats, receiver) = watch::channel(ready_stats());
+            let views = NodeViews {
+                heartbeat: watch::channel(monotonic().checked_sub(Duration::from_secs(seconds))).1,
+                ..fixture::views(receiver)
+            };
+
+            let live = response(&views, false);
+            assert_eq!((live.is_positive, live.healthy), (is_live, is_live));
+            assert_eq!(response(&views, true).is_positive, is_live);
+            let ready = Readiness::of(&views);
+            let reasons: &[&str] = if is_live {
+                &[]
+            } else {
+                &["the reconcile loop has made no progress for 60 s"]
+            };
+            assert_eq!(ready.reasons, reasons);
+        }
     }
 
     #[test]
@@ -138,13 +192,13 @@ mod tests {
             ..written.clone()
         };
         let (past, today) = ("2027-01-15T07:43:20Z", "2027-01-15T08:00:00Z");
-        for (stats, is_running, eligible, last, healthy) in [
+        for (stats, is_working, eligible, last, healthy) in [
             (&written, true, Some(true), today, true),
             (&leaving, true, Some(false), past, true),
             (&written, false, None, past, false),
             (&ReconcileStats::default(), false, None, NEVER, false),
         ] {
-            let health = evaluate(stats, is_running, eligible.is_some(), now());
+            let health = evaluate(stats, is_working, eligible.is_some(), now());
 
             let eligible = eligible.map(|it| format!(r#""nodeEligible":{it},"#));
             let eligible = eligible.unwrap_or_default();

@@ -8,7 +8,7 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 use tunnel_common::reason::Reason;
 
-use super::NodeViews;
+use super::{NodeViews, healthz};
 use crate::drain;
 
 /// The minimum interval between two log lines about readiness. Startup steps are logged without this delay.
@@ -38,6 +38,12 @@ impl Readiness {
         }
         reasons.extend(views.attachment.borrow().problems.iter().cloned());
         reasons.extend(stats.probe_problem.clone());
+        if healthz::is_hung(views) {
+            let limit = healthz::MAX_BUSY_TIME.as_secs();
+            reasons.push(format!(
+                "the reconcile loop has made no progress for {limit} s"
+            ));
+        }
         if let Some(since) = stats.failing_since {
             let ports = count(Reason::WriteFailed);
             reasons.push(format!(

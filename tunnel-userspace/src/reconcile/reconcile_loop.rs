@@ -40,6 +40,8 @@ const GIVE_BACK_DELAY: Duration = Duration::from_secs(1);
 const GIVE_BACK_AFTER: usize = 2048;
 /// The delay before many Services that did not fit into the maps are tried again.
 const REFUSED_RETRY: Duration = Duration::from_secs(1);
+/// The interval at which an idle loop gives a heartbeat.
+const HEARTBEAT: Duration = Duration::from_secs(5);
 /// The interval at which removed backends that still have open connections are polled.
 const DRAINING_POLL: Duration = Duration::from_secs(5);
 
@@ -68,6 +70,8 @@ pub struct ReconcileLoop<M, S, G> {
     give_back: fn(),
     /// The number of service ports when memory was last returned to the kernel.
     ports_at_give_back: usize,
+    /// The time of the monotonic clock at which the loop last waited for events; `None` before it runs.
+    heartbeat: watch::Sender<Option<Duration>>,
 }
 
 /// Timers for work that is not triggered by an event.
@@ -112,6 +116,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             health: watch::Sender::default(),
             give_back: || {},
             ports_at_give_back: 0,
+            heartbeat: watch::Sender::default(),
         }
     }
 
@@ -146,6 +151,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     /// Returns a receiver for the Services' health checks, which are first published after the first sync.
     pub fn health_checks(&self) -> watch::Receiver<Arc<HealthChecks>> {
         self.health.subscribe()
+    }
+
+    /// Returns a receiver for the time of the monotonic clock at which the loop last waited for events. The loop
+    /// publishes this time at least every 5 s, unless it hangs. The time is `None` before the loop runs.
+    pub fn heartbeat(&self) -> watch::Receiver<Option<Duration>> {
+        self.heartbeat.subscribe()
     }
 
     /// Returns the published Services.
@@ -235,7 +246,10 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     ) {
         let mut audits = interval_at(Instant::now() + self.audit_every, self.audit_every);
         audits.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+        heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            self.heartbeat.send_replace(Some(monotonic()));
             let poll_at = self.listener_poll.next_at;
             let probe_at = self.probe.as_ref().map(|probe| probe.next_at);
             let (mut is_due, mut changed_at) = (false, None);
@@ -282,6 +296,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                 // counters. Afterwards, the loop may be able to write Services that didn't fit into the maps.
                 () = sleep_until_some(self.timers.draining_at) => self.reconciler.sync.poll_draining(),
                 _ = audits.tick() => is_due = self.audit(),
+                _ = heartbeats.tick() => continue,
             }
             self.write_and_schedule(is_due, changed_at);
         }
@@ -450,6 +465,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                 stats.last_complete_sync_at = Some(now);
             }
             stats.failing_since = failing.map(|now| stats.failing_since.unwrap_or(now));
+            stats.failing_from = failing.map(|_| stats.failing_from.unwrap_or(end));
         });
         self.publish_warnings();
         if let Some(checks) = self.reconciler.health() {

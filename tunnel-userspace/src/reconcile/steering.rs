@@ -436,4 +436,4 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::reconcile) mod tests;

@@ -3,6 +3,7 @@ mod draining_backends;
 mod external_ips;
 mod first_sync;
 mod full_maps;
+mod heartbeat;
 mod kills;
 mod listeners;
 mod memory_maps;

@@ -189,6 +189,7 @@ impl KernelSetup {
             starting,
             start_times: self.start_timer.times(),
             stats: self.reconcile_loop.stats(),
+            heartbeat: self.reconcile_loop.heartbeat(),
             kernel_log: self.kernel_log.subscribe(),
             for_each_service: Box::new(move |name, each| {
                 services.services(&*service_counters, name).for_each(each);

@@ -1,6 +1,6 @@
 //! The reconcile loop's statistics, for the status and metrics.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,9 @@ pub struct ReconcileStats {
     /// The time since which syncs have been unable to write everything, or `None` if the last sync wrote
     /// everything.
     pub failing_since: Option<Timestamp>,
+    /// The same time by the monotonic clock, which no change of the wall clock affects.
+    #[serde(skip)]
+    pub failing_from: Option<Duration>,
     /// True if the Node object allows load balancers to send traffic to this node. Also true until the Node
     /// object is first received, but false once it has been deleted.
     pub node_eligible: bool,

@@ -33,6 +33,11 @@ fn sizes(steering: u32) -> MapSizes {
     MapSizes::uniform(1).with(MapSize::Steering, steering)
 }
 
+/// Returns a reconciler for steering that has nothing to do.
+pub(in crate::reconcile) fn idle_steering() -> SteeringReconciler<impl SteeringMaps> {
+    adopt(Memory::default(), 8, NOW)
+}
+
 fn adopt(maps: Memory, capacity: u32, now: Duration) -> SteeringReconciler<Memory> {
     let sizes = sizes(capacity);
     let maps = Memory {

@@ -4,6 +4,7 @@
 
 mod damage;
 mod file_locks;
+mod health_port;
 mod host_namespace;
 mod listeners;
 mod stray_programs;

@@ -7,13 +7,17 @@
 //! - `readiness`: `/readyz`, and the readiness check that the status, the metrics and the log share
 //! - `healthz`: `/healthz` and `/livez`, compatible with kube-proxy
 //! - `health_check_node_ports`: the Services' health check node ports
+//! - `connection_limit`: the limits on the open connections of an HTTP listener
+//! - `flood_filter`: a socket filter against clients that flood a listener with connections
 //! - `http_server`: the HTTP server on TCP ports and on the admin socket
 //! - `http_client`: the HTTP client that the command line uses
 //! - `fixture`: helpers for tests
 
 mod agent_routes;
+mod connection_limit;
 #[cfg(test)]
 mod fixture;
+mod flood_filter;
 mod health_check_node_ports;
 mod healthz;
 mod http_client;

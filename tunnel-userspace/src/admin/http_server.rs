@@ -1,12 +1,11 @@
 //! An HTTP/1.1 server on TCP ports and on the admin socket.
 
 use std::{
-    collections::VecDeque,
     convert::Infallible,
     fs, io,
-    net::{Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -25,26 +24,30 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     sync::watch,
-    task::{AbortHandle, JoinSet},
+    task::JoinSet,
     time::timeout,
 };
 use tracing::{debug, info};
 
+use super::{
+    connection_limit::{ConnectionLimit, SentRequest},
+    flood_filter::FloodFilter,
+};
 use crate::listen::{self, UnboundPorts};
 
 /// The maximum number of connections waiting to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 4096;
 /// The pause after a failed accept().
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 /// The timeout for reading a request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum lifetime of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maps a listener's paths to responses.
 pub trait Routes: Send + Sync + 'static {
     /// The maximum number of concurrent connections per listener. Once it is reached, each new connection
-    /// replaces the oldest one.
+    /// replaces another one.
     const MAX_CONNECTIONS: usize = 64;
 
     /// True if a client may send several requests over one connection.
@@ -77,7 +80,10 @@ pub async fn serve_tcp<S: Routes>(
     let bind = || bind(address, S::ONE_FAMILY);
     let run = |listener: TcpListener, draining| async move {
         info!(endpoint = name, %address, "listening");
-        serve(routes, || listener.accept(), draining).await;
+        let filter = FloodFilter::default();
+        let accept = || filter.accept(name, &listener);
+        let source = |peer: &SocketAddr| Some(peer.ip());
+        serve(Arc::new(routes), accept, source, draining).await;
     };
     listen::bind_and_serve(
         format!("{name} {address}"),
@@ -142,7 +148,7 @@ pub fn serve_unix<S: Routes>(
     let listener = listen::unix(path).map_err(failed)?;
     let path = path.to_owned();
     Ok(async move {
-        serve(routes, || listener.accept(), draining).await;
+        serve(Arc::new(routes), || listener.accept(), |_| None, draining).await;
         if let Err(error) = fs::remove_file(&path) {
             debug!(%error, "cannot remove the admin socket");
         }
@@ -151,36 +157,32 @@ pub fn serve_unix<S: Routes>(
 
 /// Accepts and serves connections until the drain begins.
 async fn serve<S: Routes, T, P, F>(
-    routes: S,
+    routes: Arc<S>,
     accept: impl Fn() -> F,
+    source: impl Fn(&P) -> Option<IpAddr>,
     draining: watch::Receiver<bool>,
 ) where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     F: Future<Output = io::Result<(T, P)>>,
 {
-    let routes = Arc::new(routes);
-    // The tasks that serve the connections, oldest first.
-    let mut order: VecDeque<AbortHandle> = VecDeque::new();
-    let admit = |connections: &mut JoinSet<()>, (stream, _)| {
-        order.retain(|connection| !connection.is_finished());
-        // Idle clients must not block others. Close the oldest connection, since it has had the most time to
-        // send a request.
-        if order.len() >= S::MAX_CONNECTIONS
-            && let Some(oldest) = order.pop_front()
-        {
-            oldest.abort();
-        }
-        order.push_back(connections.spawn(serve_connection(Arc::clone(&routes), stream)));
+    let mut limit = ConnectionLimit::new(S::MAX_CONNECTIONS);
+    let admit = |connections: &mut JoinSet<()>, (stream, peer)| {
+        let source = source(&peer);
+        limit.make_room(source);
+        let sent = SentRequest::default();
+        let served = serve_connection(Arc::clone(&routes), stream, Arc::clone(&sent));
+        limit.add(source, sent, connections.spawn(served));
     };
     listen::accept_all(accept, ACCEPT_RETRY, &mut JoinSet::new(), draining, admit).await;
 }
 
 /// Serves the requests on one connection.
-async fn serve_connection<S: Routes, T>(routes: Arc<S>, stream: T)
+async fn serve_connection<S: Routes, T>(routes: Arc<S>, stream: T, has_sent_request: SentRequest)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let service = service_fn(move |request| {
+        has_sent_request.store(true, Ordering::Relaxed);
         let routes = Arc::clone(&routes);
         async move { Ok::<_, Infallible>(route_request(&*routes, &request).await) }
     });

@@ -1,0 +1,198 @@
+//! Limits the open connections of an HTTP listener, and decides which connection a new one replaces.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tokio::task::AbortHandle;
+
+/// The open connections of a listener, oldest first.
+#[derive(Debug)]
+pub(super) struct ConnectionLimit {
+    max: usize,
+    open: VecDeque<OpenConnection>,
+}
+
+/// An open connection.
+#[derive(Debug)]
+struct OpenConnection {
+    source: Option<IpAddr>,
+    has_sent_request: SentRequest,
+    task: AbortHandle,
+}
+
+/// A flag that becomes true once a client has sent a complete request over its connection.
+pub(super) type SentRequest = Arc<AtomicBool>;
+
+impl ConnectionLimit {
+    /// Creates a limit of `max` connections.
+    pub(super) const fn new(max: usize) -> Self {
+        Self {
+            max,
+            open: VecDeque::new(),
+        }
+    }
+
+    /// Makes room for a connection from a source by closing another one if necessary. A source may have half
+    /// of all connections; beyond that, it loses one of its own. If all connections are in use, the source
+    /// that has most of them loses one. A source thus can't displace the only connection of another source,
+    /// unless all sources have only one. The oldest connection over which no request has been sent is closed
+    /// first.
+    pub(super) fn make_room(&mut self, source: Option<IpAddr>) {
+        self.open
+            .retain(|connection| !connection.task.is_finished());
+        let source = source.map(group);
+        let mut counts = HashMap::<_, usize>::new();
+        for connection in &self.open {
+            *counts.entry(connection.source).or_default() += 1;
+        }
+        let own = counts.get(&source).copied().unwrap_or(0);
+        let loser = if source.is_some() && own >= self.max.div_ceil(2) {
+            source
+        } else if self.open.len() >= self.max {
+            // Among equal sources, the one with the oldest connection loses.
+            let sources = self.open.iter().map(|connection| connection.source).rev();
+            let count = |source: &Option<IpAddr>| counts.get(source).copied();
+            let Some(loser) = sources.max_by_key(count) else {
+                return;
+            };
+            loser
+        } else {
+            return;
+        };
+        let is_losing = |connection: &OpenConnection| connection.source == loser;
+        let is_waiting = |connection: &OpenConnection| {
+            is_losing(connection) && !connection.has_sent_request.load(Ordering::Relaxed)
+        };
+        let waiting = self.open.iter().position(is_waiting);
+        let closed = waiting.or_else(|| self.open.iter().position(is_losing));
+        if let Some(closed) = closed.and_then(|index| self.open.remove(index)) {
+            closed.task.abort();
+        }
+    }
+
+    /// Adds a connection that a task serves.
+    pub(super) fn add(
+        &mut self,
+        source: Option<IpAddr>,
+        has_sent_request: SentRequest,
+        task: AbortHandle,
+    ) {
+        self.open.push_back(OpenConnection {
+            source: source.map(group),
+            has_sent_request,
+            task,
+        });
+    }
+}
+
+/// Returns the address that stands for all addresses that one host can be expected to have: an IPv4 address
+/// itself, or the /64 prefix of an IPv6 address.
+pub(super) fn group(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => {
+            let prefix = v6.to_bits() & (u128::MAX << 64);
+            Ipv6Addr::from_bits(prefix).into()
+        }
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::task::{JoinHandle, yield_now};
+
+    use super::*;
+
+    /// Connections with a limit of four.
+    struct Fixture {
+        limit: ConnectionLimit,
+        connections: Vec<(&'static str, JoinHandle<()>)>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            Self {
+                limit: ConnectionLimit::new(4),
+                connections: Vec::new(),
+            }
+        }
+
+        /// Opens a connection from an address, and returns the numbers of the open connections.
+        async fn open(&mut self, source: &'static str, has_sent_request: bool) -> Vec<usize> {
+            let address = source.parse().ok();
+            self.limit.make_room(address);
+            let task = tokio::spawn(pending::<()>());
+            let sent = Arc::new(AtomicBool::new(has_sent_request));
+            self.limit.add(address, sent, task.abort_handle());
+            self.connections.push((source, task));
+            // The runtime ends an aborted task at the next opportunity.
+            yield_now().await;
+            let numbered = self.connections.iter().enumerate();
+            let open = numbered.filter(|(_, (_, task))| !task.is_finished());
+            open.map(|(number, _)| number).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_source_beyond_its_share_displaces_its_own_oldest_connection() {
+        let mut fixture = Fixture::new();
+        fixture.open("192.0.2.1", false).await;
+        for last in 1..20 {
+            let open = fixture.open("192.0.2.9", false).await;
+            let wanted = if last == 1 {
+                vec![0, 1]
+            } else {
+                vec![0, last - 1, last]
+            };
+            assert_eq!(open, wanted);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_source_with_most_connections_makes_room_for_another() {
+        let mut fixture = Fixture::new();
+        for source in ["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.3"] {
+            fixture.open(source, false).await;
+        }
+        assert_eq!(fixture.open("192.0.2.4", false).await, [0, 1, 3, 4]);
+        // All sources have one connection.
+        assert_eq!(fixture.open("192.0.2.5", false).await, [1, 3, 4, 5]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_over_which_a_request_was_sent_is_closed_last() {
+        let mut fixture = Fixture::new();
+        fixture.open("192.0.2.1", true).await;
+        fixture.open("192.0.2.1", false).await;
+        assert_eq!(fixture.open("192.0.2.1", true).await, [0, 2]);
+        assert_eq!(fixture.open("192.0.2.1", true).await, [2, 3]);
+    }
+
+    #[tokio::test]
+    async fn the_addresses_of_a_64_bit_prefix_share_one_share() {
+        let mut fixture = Fixture::new();
+        fixture.open("2001:db8::1", false).await;
+        fixture.open("2001:db8::2", false).await;
+        assert_eq!(fixture.open("2001:db8::3", false).await, [1, 2]);
+        assert_eq!(fixture.open("2001:db8:0:1::1", false).await, [1, 2, 3]);
+        // A mapped address is an IPv4 address.
+        assert_eq!(fixture.open("::ffff:192.0.2.1", false).await, [1, 2, 3, 4]);
+    }
+
+    #[tokio::test]
+    async fn clients_without_an_address_share_all_connections() {
+        let mut fixture = Fixture::new();
+        for _ in 0..4 {
+            fixture.open("a unix socket", false).await;
+        }
+        assert_eq!(fixture.open("a unix socket", false).await, [1, 2, 3, 4]);
+    }
+}

@@ -36,6 +36,10 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
         poll_interval,
         seconds(1, 60),
     )?;
+    if let Some(file) = &config.source.file {
+        let delay = DisplayDuration(file.replacement_delay);
+        within("source.file.replacementDelay", delay, seconds(0, 300))?;
+    }
     if let Some(kube) = &config.source.kube {
         for (name, value, bounds) in [
             ("connectTimeout", kube.connect_timeout, seconds(1, 60)),

@@ -113,6 +113,7 @@ fn an_invalid_value_is_refused_with_its_field() {
         stateDir: '' => stateDir
         bpf: { bpffs: '' } => bpf.bpffs
         service: { localListeners: [0, 4294967295] } => service.localListeners[1]: 4294967295 is not the id of a user
+        source: { file: { replacementDelay: 301s } } => source.file.replacementDelay: must be from 0s to 300s
         service: { localListenerPollInterval: 999ms } => service.localListenerPollInterval: must be from 1s to 60s
         service: { localListenerPollInterval: 60001ms } => service.localListenerPollInterval: must be from 1s to 60s
         source: { kube: { apiServers: ['https://a:1', 'b:1'] } } => \

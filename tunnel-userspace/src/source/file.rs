@@ -33,7 +33,7 @@ use super::{
     problem_log::ProblemLog,
     store::SyncPhase,
 };
-use crate::{clock::monotonic, drain, model::ClusterUpdate, publish::publish_if_changed};
+use crate::{clock::monotonic, drain, duration, model::ClusterUpdate, publish::publish_if_changed};
 
 /// The settings for the `file` source.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -43,6 +43,11 @@ pub struct FileSettings {
     pub path: PathBuf,
     /// The maximum size of a file, in bytes. Larger files are not read.
     pub max_file_bytes: u64,
+    /// The time for which a directory that has replaced the manifest directory must stay unchanged before the
+    /// objects that it lacks count as deleted.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub replacement_delay: Duration,
 }
 
 impl Default for FileSettings {
@@ -50,6 +55,7 @@ impl Default for FileSettings {
         Self {
             path: "/etc/culvert/manifests".into(),
             max_file_bytes: 64 << 20,
+            replacement_delay: Duration::from_secs(5),
         }
     }
 }
@@ -68,6 +74,10 @@ impl FileSettings {
         |source| FileSourceError::Read { path, source }
     }
 }
+
+/// The longest time to wait for a replaced directory to stay unchanged, as a multiple of
+/// `replacement_delay`.
+const MAX_REPLACEMENT_DELAYS: u32 = 12;
 
 /// The interval between polls for changes that inotify does not report.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -168,6 +178,7 @@ pub async fn start(
     overlay: Overlay,
 ) -> Result<FileSource, FileSourceError> {
     let read_error = settings.read_error();
+    let replacement_delay = settings.replacement_delay;
     let read = move || {
         let target = ManifestPath::new(&settings.path, settings.max_file_bytes);
         let target = target.map_err(settings.read_error())?;
@@ -182,6 +193,8 @@ pub async fn start(
             directory_id: Some(directory_id),
             watch,
             state,
+            replacement: None,
+            replacement_delay,
             overlay,
             report: latest::Sender::new(Arc::default()),
             problem_log: ProblemLog::default(),
@@ -200,9 +213,20 @@ pub struct FileSource {
     directory_id: Option<FileId>,
     watch: DirectoryWatch,
     state: DirectoryState,
+    /// The last listing of a directory whose missing files do not count as deleted yet.
+    replacement: Option<Replacement>,
+    replacement_delay: Duration,
     overlay: Overlay,
     report: latest::Sender<Arc<SourceReport>>,
     problem_log: ProblemLog,
+}
+
+/// The listing of a directory that has just been replaced. The directory may still be filled.
+#[derive(Debug)]
+struct Replacement {
+    listing: Listing,
+    found_at: Duration,
+    unchanged_since: Duration,
 }
 
 impl FileSource {
@@ -325,22 +349,50 @@ impl FileSource {
             Ok(listing) => listing,
             Err(error) => return self.set_directory_problem(&format!("can't be read: {error}")),
         };
-        let writing = self.watch.writing();
-        if self.state.directory_problem.is_some() {
-            // A file that is still being written may contain the missing objects.
-            if listing.keys().any(|path| writing.contains(path)) {
-                return;
-            }
-            // If the new directory is empty, it has probably not been filled or mounted yet.
-            if listing.is_empty() && !self.state.is_empty() {
-                return self.set_directory_problem("was replaced by a directory without manifests");
-            }
+        // If the new directory is empty, it has probably not been filled or mounted yet.
+        if self.state.directory_problem.is_some() && listing.is_empty() && !self.state.is_empty() {
+            return self.set_directory_problem("was replaced by a directory without manifests");
         }
-        self.state.directory_problem = None;
         let renamed = self.state.renamed(&listing);
         self.state.rename(&renamed, &mut self.overlay.edit(at));
-        let jobs = self.state.changed_files(&listing, writing);
+        let mut jobs = self.state.changed_files(&listing, self.watch.writing());
+        if self.is_filled(&listing) {
+            self.state.directory_problem = None;
+        } else {
+            // The missing files may still be created.
+            jobs.retain(|job| listing.contains_key(&job.path));
+        }
         self.read(jobs, at).await;
+    }
+
+    /// Returns true if files that are missing from a listing count as deleted. If the directory was replaced,
+    /// this is the case once the new one has stayed unchanged for `replacement_delay`, since tools and users
+    /// may fill a directory file by file.
+    fn is_filled(&mut self, listing: &Listing) -> bool {
+        let is_replaced = self.state.directory_problem.is_some();
+        if !is_replaced || !self.state.has_missing(listing) {
+            self.replacement = None;
+            return true;
+        }
+        let now = monotonic();
+        let is_being_written = !self.watch.is_idle();
+        let last = self.replacement.take();
+        let found_at = last.as_ref().map_or(now, |last| last.found_at);
+        let unchanged = last.filter(|last| last.listing == *listing && !is_being_written);
+        let unchanged_since = unchanged.map_or(now, |last| last.unchanged_since);
+        let is_filled = now.saturating_sub(unchanged_since) >= self.replacement_delay
+            || now.saturating_sub(found_at) >= self.replacement_delay * MAX_REPLACEMENT_DELAYS;
+        if !is_filled {
+            self.set_directory_problem(
+                "was replaced by another directory, which lacks some of the files",
+            );
+            self.replacement = Some(Replacement {
+                listing: listing.clone(),
+                found_at,
+                unchanged_since,
+            });
+        }
+        is_filled
     }
 
     async fn read(&mut self, jobs: Vec<ReadJob>, at: Duration) {

@@ -113,6 +113,12 @@ impl DirectoryState {
         }
     }
 
+    /// Returns true if a known file is missing from a listing.
+    pub(super) fn has_missing(&self, listing: &Listing) -> bool {
+        let mut known = self.files.keys();
+        known.any(|path| !listing.contains_key(path))
+    }
+
     /// Returns true if no files are known.
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()

@@ -1,6 +1,7 @@
 mod completeness;
 mod fixture;
 mod renames;
+mod replaced;
 
 use std::{
     fs,

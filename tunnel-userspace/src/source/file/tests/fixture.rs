@@ -1,6 +1,6 @@
 //! Builds watched directories for tests.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use tempfile::TempDir;
 
@@ -40,7 +40,10 @@ pub(super) async fn with_one_service() -> RunningSource {
 
 pub(super) async fn watch(dir: TempDir, path: &str) -> RunningSource {
     let mut store = Store::default();
-    let settings = FileSettings::new(dir.path().join(path));
+    let settings = FileSettings {
+        replacement_delay: Duration::from_secs(1),
+        ..FileSettings::new(dir.path().join(path))
+    };
     let source = start(settings, store.overlay()).await.expect("a source");
     let report = source.report();
     RunningSource::new(dir, store, report, |stop| source.run(stop))

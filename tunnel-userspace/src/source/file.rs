@@ -1,5 +1,6 @@
 //! Reads and watches a directory of Kubernetes manifests, or a single manifest file.
 
+mod background_reads;
 mod directory;
 mod directory_state;
 mod directory_watch;
@@ -15,7 +16,8 @@ use std::{
     time::Duration,
 };
 
-use directory::{Listing, ManifestPath, ReadCause, ReadJob};
+use background_reads::{BackgroundReads, FinishedRead};
+use directory::{Listing, ManifestPath, ReadCause, ReadJob, ReadResult};
 use directory_state::DirectoryState;
 use directory_watch::{DirectoryChanges, DirectoryWatch};
 use parse::ParseCache;
@@ -43,6 +45,8 @@ pub struct FileSettings {
     pub path: PathBuf,
     /// The maximum size of a file, in bytes. Larger files are not read.
     pub max_file_bytes: u64,
+    /// The maximum number of documents in a file. Files with more documents are not read.
+    pub max_documents: u32,
     /// The time for which a directory that has replaced the manifest directory must stay unchanged before the
     /// objects that it lacks count as deleted.
     #[serde(with = "duration")]
@@ -55,6 +59,7 @@ impl Default for FileSettings {
         Self {
             path: "/etc/culvert/manifests".into(),
             max_file_bytes: 64 << 20,
+            max_documents: 500_000,
             replacement_delay: Duration::from_secs(5),
         }
     }
@@ -78,6 +83,9 @@ impl FileSettings {
 /// The longest time to wait for a replaced directory to stay unchanged, as a multiple of
 /// `replacement_delay`.
 const MAX_REPLACEMENT_DELAYS: u32 = 12;
+
+/// Larger files are read in the background, so that they don't delay changes of other files.
+const MAX_FOREGROUND_BYTES: u64 = 1 << 20;
 
 /// The interval between polls for changes that inotify does not report.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -120,7 +128,7 @@ pub enum FileSourceError {
 pub fn read(path: &Path) -> Result<(ClusterUpdate, Vec<Problem>), FileSourceError> {
     let mut store = Store::default();
     let settings = FileSettings::new(path);
-    let target = ManifestPath::new(path, settings.max_file_bytes);
+    let target = ManifestPath::new(path, &settings);
     let opened = target.and_then(|target| first_read(&target, &store.overlay()));
     let (_, state) = opened.map_err(settings.read_error())?;
     let problems = state.problems();
@@ -147,7 +155,8 @@ fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, D
         if jobs.is_empty() {
             break;
         }
-        let results = target.read_all(directory_id, jobs).unwrap_or_default();
+        let results = target.read_all(directory_id, jobs, u64::MAX);
+        let results = results.unwrap_or_default();
         state.record_all(results, &nothing, &mut overlay.edit(at));
         if state.has_unsettled() {
             wait_for_writer();
@@ -180,7 +189,7 @@ pub async fn start(
     let read_error = settings.read_error();
     let replacement_delay = settings.replacement_delay;
     let read = move || {
-        let target = ManifestPath::new(&settings.path, settings.max_file_bytes);
+        let target = ManifestPath::new(&settings.path, &settings);
         let target = target.map_err(settings.read_error())?;
         // Watching starts before reading, so that no change in between is missed.
         let watch = DirectoryWatch::new(&target).map_err(|source| FileSourceError::Watch {
@@ -193,6 +202,7 @@ pub async fn start(
             directory_id: Some(directory_id),
             watch,
             state,
+            background: BackgroundReads::default(),
             replacement: None,
             replacement_delay,
             overlay,
@@ -213,6 +223,7 @@ pub struct FileSource {
     directory_id: Option<FileId>,
     watch: DirectoryWatch,
     state: DirectoryState,
+    background: BackgroundReads,
     /// The last listing of a directory whose missing files do not count as deleted yet.
     replacement: Option<Replacement>,
     replacement_delay: Duration,
@@ -245,6 +256,7 @@ impl FileSource {
                 biased;
                 () = drain::begun(&mut draining) => break,
                 () = self.watch.changed() => self.handle_events().await,
+                Some(read) = self.background.next() => self.finish_background_read(read).await,
                 _ = poll.tick() => self.poll().await,
             }
         }
@@ -273,6 +285,8 @@ impl FileSource {
             events_lost,
             ..
         } = changes;
+        self.background
+            .discard(renamed.iter().map(|(from, _)| from));
         self.state.rename(&renamed, &mut self.overlay.edit(at));
         if events_lost || self.state.directory_problem.is_some() {
             self.scan(at).await;
@@ -333,6 +347,7 @@ impl FileSource {
         });
         match watched.await.flatten() {
             Ok((watch, directory_id)) => {
+                self.background.discard_all();
                 self.watch = watch;
                 self.directory_id = Some(directory_id);
                 self.set_directory_problem("was replaced by another directory");
@@ -354,6 +369,8 @@ impl FileSource {
             return self.set_directory_problem("was replaced by a directory without manifests");
         }
         let renamed = self.state.renamed(&listing);
+        self.background
+            .discard(renamed.iter().map(|(from, _)| from));
         self.state.rename(&renamed, &mut self.overlay.edit(at));
         let mut jobs = self.state.changed_files(&listing, self.watch.writing());
         if self.is_filled(&listing) {
@@ -400,8 +417,19 @@ impl FileSource {
             return;
         };
         let target = self.target.clone();
-        match blocking(move || target.read_all(directory_id, jobs)).await {
-            Ok(Some(results)) => {
+        let read = move || target.read_all(directory_id, jobs, MAX_FOREGROUND_BYTES);
+        match blocking(read).await {
+            Ok(Some(mut results)) => {
+                let is_large =
+                    |(_, result): &mut (_, ReadResult)| matches!(result, ReadResult::Large(_));
+                for (path, result) in results.extract_if(.., is_large) {
+                    if let ReadResult::Large(cause) = result {
+                        let job = self.state.job(&path, cause);
+                        self.background.start(&self.target, directory_id, job, at);
+                    }
+                }
+                self.background
+                    .discard(results.iter().map(|(path, _)| path));
                 let mut edit = self.overlay.edit(at);
                 self.state
                     .record_all(results, self.watch.writing(), &mut edit);
@@ -409,6 +437,27 @@ impl FileSource {
             Ok(None) => self.lose_directory(&io::Error::from(io::ErrorKind::NotFound)),
             Err(error) => self.set_directory_problem(&format!("can't be read: {error}")),
         }
+    }
+
+    /// Records the result of a read in the background. Reads the file again if it has changed meanwhile.
+    async fn finish_background_read(&mut self, read: FinishedRead) {
+        let FinishedRead {
+            path,
+            result,
+            at,
+            is_outdated,
+        } = read;
+        if let Some(result) = result {
+            let mut edit = self.overlay.edit(at);
+            let writing = self.watch.writing();
+            self.state
+                .record_all(vec![(Arc::clone(&path), result)], writing, &mut edit);
+        }
+        if is_outdated {
+            let job = self.state.job(&path, ReadCause::Removed);
+            self.read(vec![job], monotonic()).await;
+        }
+        self.publish_report();
     }
 
     fn lose_directory(&mut self, error: &io::Error) {
@@ -423,7 +472,7 @@ impl FileSource {
 
     /// Publishes the report, and logs what changed in it.
     fn publish_report(&mut self) {
-        let phase = if self.watch.is_idle() {
+        let phase = if self.watch.is_idle() && self.background.is_idle() {
             self.state.phase()
         } else {
             SyncPhase::Partial

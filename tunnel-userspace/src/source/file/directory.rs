@@ -11,7 +11,10 @@ use std::{
     sync::Arc,
 };
 
-use super::parse::{self, ParseCache, ParsedItem};
+use super::{
+    FileSettings, documents,
+    parse::{self, ParseCache, ParsedItem},
+};
 use crate::{
     parallel,
     source::fingerprint::{FileId, Fingerprint, fingerprint},
@@ -25,6 +28,8 @@ pub(super) struct ManifestPath {
     file_name: Option<OsString>,
     /// The maximum size of a file, in bytes.
     max_file_bytes: u64,
+    /// The maximum number of documents in a file.
+    max_documents: usize,
 }
 
 /// The manifest files in a directory and their fingerprints; `None` for a file that can't be reached.
@@ -62,6 +67,8 @@ pub(super) enum ReadCause {
 pub(super) enum ReadResult {
     /// The file does not exist.
     Gone,
+    /// The file is larger than the caller asked for, so it was not read.
+    Large(ReadCause),
     /// The file may be incomplete because it is still being written, so it must be polled.
     Unsettled,
     /// The file exists but can't be read. If `fingerprint` is `None`, the read is retried.
@@ -82,7 +89,7 @@ pub(super) enum ReadResult {
 
 impl ManifestPath {
     /// Creates a manifest path from the path to an existing directory or file.
-    pub(super) fn new(path: &Path, limit: u64) -> io::Result<Self> {
+    pub(super) fn new(path: &Path, settings: &FileSettings) -> io::Result<Self> {
         let is_directory = fs::metadata(path)?.is_dir();
         let only = path.file_name().filter(|_| !is_directory);
         let directory = path.parent().filter(|_| only.is_some()).unwrap_or(path);
@@ -94,7 +101,8 @@ impl ManifestPath {
         Ok(Self {
             directory: directory.to_owned(),
             file_name: only.map(OsStr::to_owned),
-            max_file_bytes: limit,
+            max_file_bytes: settings.max_file_bytes,
+            max_documents: usize::try_from(settings.max_documents).unwrap_or(usize::MAX),
         })
     }
 
@@ -146,22 +154,24 @@ impl ManifestPath {
         Ok(files)
     }
 
-    /// Reads the files. Returns `None` if a different directory is now at the path.
+    /// Reads the files, except those with more than `most` bytes. Returns `None` if a different directory is
+    /// now at the path.
     pub(super) fn read_all(
         &self,
         directory_id: FileId,
         jobs: Vec<ReadJob>,
+        most: u64,
     ) -> Option<Vec<(Arc<Path>, ReadResult)>> {
         if self.directory_id().ok() != Some(directory_id) {
             return None;
         }
-        let results = parallel::map(&jobs, MIN_PARALLEL, |_, job| self.read(job));
+        let results = parallel::map(&jobs, MIN_PARALLEL, |_, job| self.read(job, most));
         let paths = jobs.into_iter().map(|job| job.path);
         Some(paths.zip(results).collect())
     }
 
-    fn read(&self, job: &ReadJob) -> ReadResult {
-        self.try_read(job).unwrap_or_else(|error| {
+    fn read(&self, job: &ReadJob, most: u64) -> ReadResult {
+        self.try_read(job, most).unwrap_or_else(|error| {
             // A dangling symbolic link counts as an existing file.
             let exists = fs::symlink_metadata(&job.path).is_ok();
             if exists || error.kind() != io::ErrorKind::NotFound {
@@ -177,7 +187,7 @@ impl ManifestPath {
         })
     }
 
-    fn try_read(&self, job: &ReadJob) -> io::Result<ReadResult> {
+    fn try_read(&self, job: &ReadJob, most: u64) -> io::Result<ReadResult> {
         let link = fs::symlink_metadata(&job.path)?;
         let is_link = link.is_symlink() || link.nlink() > 1;
         // A new file is not read until its writer closes it, but a new hard link to an existing file is
@@ -198,8 +208,12 @@ impl ManifestPath {
             return Ok(unreadable(&found, "it is not a regular file".to_owned()));
         }
         if found.len() > self.max_file_bytes {
-            let reason = format!("it is larger than {} bytes", self.max_file_bytes);
+            let limit = self.max_file_bytes;
+            let reason = format!("it is larger than {limit} bytes (source.file.maxFileBytes)");
             return Ok(unreadable(&found, reason));
+        }
+        if found.len() > most {
+            return Ok(ReadResult::Large(job.cause));
         }
         let file = OpenOptions::new()
             .read(true)
@@ -221,8 +235,25 @@ impl ManifestPath {
         let Ok(text) = std::str::from_utf8(&bytes) else {
             return Ok(unreadable(&opened, "it is not UTF-8 text".to_owned()));
         };
-        let (parsed, cache) = if job.path.extension() == Some(OsStr::new("json")) {
-            (parse::parse_json(text), ParseCache::default())
+        let is_json = job.path.extension() == Some(OsStr::new("json"));
+        let has_too_many = |count: usize| {
+            let limit = self.max_documents;
+            (count > limit).then(|| {
+                let reason =
+                    format!("it has more than {limit} documents (source.file.maxDocuments)");
+                unreadable(&opened, reason)
+            })
+        };
+        if !is_json && let Some(refused) = has_too_many(documents::split(text).len()) {
+            return Ok(refused);
+        }
+        let (parsed, cache) = if is_json {
+            let parsed = parse::parse_json(text);
+            let last = parsed.last().map_or(0, |item| item.document);
+            if let Some(refused) = has_too_many(last) {
+                return Ok(refused);
+            }
+            (parsed, ParseCache::default())
         } else {
             parse::parse_yaml(text, &job.cache)
         };

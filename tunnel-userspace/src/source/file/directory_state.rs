@@ -167,7 +167,7 @@ impl DirectoryState {
                 self.files.remove(&path);
                 self.merged.remove(&path, edit);
             }
-            ReadResult::Unsettled => self.mark_unsettled(path),
+            ReadResult::Unsettled | ReadResult::Large(_) => self.mark_unsettled(path),
             ReadResult::Unreadable {
                 fingerprint,
                 reason,
@@ -305,7 +305,11 @@ mod tests {
     use std::{fs, time::Duration};
 
     use super::*;
-    use crate::source::{Store, file::directory::ManifestPath, fingerprint::fingerprint};
+    use crate::source::{
+        Store,
+        file::{FileSettings, directory::ManifestPath},
+        fingerprint::fingerprint,
+    };
 
     /// Returns how many polls it takes until the file is read. The file is changed before each of the polls
     /// listed in `changes`.
@@ -359,14 +363,16 @@ mod tests {
     #[test]
     fn a_rename_without_an_event_is_detected_by_the_inode() {
         let directory = tempfile::tempdir().expect("a directory");
-        let target = ManifestPath::new(directory.path(), 1000).expect("a directory");
+        let target =
+            ManifestPath::new(directory.path(), &FileSettings::default()).expect("a directory");
         let [from, to]: [Arc<Path>; 2] =
             ["a.yaml", "z.yaml"].map(|name| Arc::from(directory.path().join(name)));
         fs::write(&from, "").expect("written");
         let overlay = Store::default().overlay();
         let mut state = DirectoryState::default();
         let jobs = state.changed_files(&target.list().expect("listed"), &BTreeSet::new());
-        let results = target.read_all(target.directory_id().expect("a directory"), jobs);
+        let directory_id = target.directory_id().expect("a directory");
+        let results = target.read_all(directory_id, jobs, u64::MAX);
         let mut edit = overlay.edit(Duration::ZERO);
         state.record_all(results.expect("read"), &BTreeSet::new(), &mut edit);
 

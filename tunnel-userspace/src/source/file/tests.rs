@@ -1,5 +1,6 @@
 mod completeness;
 mod fixture;
+mod large;
 mod renames;
 mod replaced;
 
@@ -358,8 +359,10 @@ fn a_directory_is_read_once_without_a_watch() {
 
 /// Watches a directory, runs `step`, and returns the first changes that the watch collects.
 async fn changes(directory: &Path, step: impl FnOnce() -> io::Result<()>) -> DirectoryChanges {
-    let mut watch =
-        DirectoryWatch::new(&ManifestPath::new(directory, 1).expect("a target")).expect("a watch");
+    let mut watch = DirectoryWatch::new(
+        &ManifestPath::new(directory, &FileSettings::default()).expect("a target"),
+    )
+    .expect("a watch");
     step().expect("done");
     timeout(TIMEOUT, watch.changed()).await.expect("in time");
     watch.take()

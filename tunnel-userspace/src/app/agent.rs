@@ -35,7 +35,8 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         let why = "the config must have the sections tunnel.agent and tunnel.identity";
         return Err(failed("cannot start the agent")(why));
     };
-    let (store, identity) = CertificateStore::open(certificate.files.clone(), Role::Agent);
+    let (mut store, identity) = CertificateStore::open(certificate.files.clone(), Role::Agent);
+    store.expect_name(&config.node_name);
     // The configured drain timeout has no upper bound, so the sum may overflow.
     let drain_limit = config
         .tunnel

@@ -45,9 +45,9 @@ impl FileContents {
         })
     }
 
-    /// Returns true if the key file's mode has any of the bits in [`OPEN_BITS`].
-    pub(super) const fn is_open(&self) -> bool {
-        self.mode & OPEN_BITS != 0
+    /// Returns true if the key file contains a private key, and its mode has any of the bits in [`OPEN_BITS`].
+    pub(super) fn is_key_open(&self) -> bool {
+        self.mode & OPEN_BITS != 0 && contains(&self.key, b"PRIVATE KEY-----")
     }
 }
 

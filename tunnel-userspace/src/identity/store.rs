@@ -79,6 +79,8 @@ pub struct CertificateStore {
     last_check: Result<FileContents, String>,
     /// True if the contents found by the last check are in use.
     is_last_check_in_use: bool,
+    /// The name that the certificate should have, if it is known.
+    expected_name: Option<String>,
     identity: watch::Sender<Option<Arc<Identity>>>,
     state: watch::Sender<CertificateState>,
 }
@@ -100,6 +102,7 @@ impl CertificateStore {
             // immediately.
             last_check: found.as_ref().map_err(FileError::to_string).cloned(),
             is_last_check_in_use: false,
+            expected_name: None,
             identity: watch::Sender::new(None),
             state: watch::Sender::new(CertificateState::default()),
         };
@@ -110,6 +113,13 @@ impl CertificateStore {
             state: store.state.subscribe(),
         };
         (store, receiver)
+    }
+
+    /// Sets the name that the certificate should have. A certificate with another name is used, but causes a
+    /// warning.
+    pub fn expect_name(&mut self, name: &str) {
+        self.expected_name = Some(name.to_owned());
+        self.update_warnings(Timestamp::now());
     }
 
     /// Checks the files every two seconds until the drain begins.
@@ -193,13 +203,22 @@ impl CertificateStore {
 
     fn update_warnings(&self, now: Timestamp) {
         let mut warnings = Vec::new();
-        if self.last_check.as_ref().is_ok_and(FileContents::is_open) {
+        if self.last_check.as_ref().is_ok_and(FileContents::is_key_open) {
             let key = self.files.key.display();
             warnings.push(format!(
-                "{key}: users other than the owner can access this file; if it holds the private key, run: chmod 600 {key}"
+                "{key}: users other than the owner can access this private key; run: chmod 600 {key}"
             ));
         }
         if let Some(identity) = &*self.identity.borrow() {
+            if let Some(expected) = self.expected_name.as_ref()
+                && *expected != identity.name
+            {
+                let (cert, found) = (self.files.cert.display(), &identity.name);
+                warnings.push(format!(
+                    "{cert}: is the certificate of node {found}, but nodeName is {expected}; the gateways use this \
+                     agent for node {found}"
+                ));
+            }
             let (from, until) = (identity.from, identity.expires);
             let warning_period = MAX_WARNING_PERIOD.min(from.duration_until(until) / 5);
             if now <= until && now.duration_until(until) < warning_period {

@@ -203,6 +203,9 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             );
         }
         let (orphaned_ports, keeping) = orphans.counts();
+        if orphaned_ports == 0 && keeping == 0 {
+            return;
+        }
         tracing::warn!(
             kept_service_ports = orphaned_ports,
             kept_services = keeping,

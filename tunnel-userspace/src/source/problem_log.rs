@@ -43,7 +43,13 @@ impl ProblemLog {
                 ("manifest rejected", &mut self.rejected_total)
             };
             *total += 1;
-            warn!(origin, document, line, object, field, reason, "{what}");
+            // Only a syntax error has a line of its own.
+            let (line, first_line) = if object.is_none() && field.is_none() {
+                (*line, None)
+            } else {
+                (None, *line)
+            };
+            warn!(origin, document, line, first_line, object, field, reason, "{what}");
         }
         let resolved = self
             .problems

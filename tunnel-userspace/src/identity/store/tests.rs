@@ -236,6 +236,37 @@ fn a_key_that_others_can_access_has_a_warning() {
 }
 
 #[test]
+fn a_file_without_a_private_key_has_no_warning_about_one() {
+    let (_test_ca, files, mut fixture) = valid_store();
+    fs::copy(&files.cert, &files.key).expect("copied");
+    chmod(&files.key, 0o644);
+
+    fixture.check(fixed_time());
+    fixture.check(fixed_time());
+
+    fixture.assert_problem("contains no private key");
+    assert_eq!(fixture.warnings(), Vec::<String>::new());
+}
+
+#[test]
+fn an_agents_certificate_for_another_node_has_a_warning() {
+    let (_test_ca, _files, mut fixture) = valid_store();
+    fixture.store.expect_name("edge-2");
+    fixture.check(fixed_time());
+
+    let warnings = fixture.warnings();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert_has(
+        &warnings[0],
+        "is the certificate of node edge-1, but nodeName is edge-2",
+    );
+    assert_eq!(fixture.name().as_deref(), Some("edge-1"));
+
+    fixture.store.expect_name("edge-1");
+    assert_eq!(fixture.warnings(), Vec::<String>::new());
+}
+
+#[test]
 fn the_state_is_the_same_after_a_round_trip_through_json() {
     let state = valid_store().2.receiver.state();
 

@@ -4,6 +4,7 @@
 
 mod damage;
 mod file_locks;
+mod full_disk;
 mod health_port;
 mod host_namespace;
 mod listeners;

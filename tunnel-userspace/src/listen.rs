@@ -52,6 +52,13 @@ pub(crate) fn unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Returns true if a file system is full, over quota or read-only, which must not keep Services from being
+/// programmed.
+pub(crate) fn is_unwritable(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    number.is_some_and(|number| [libc::ENOSPC, libc::EDQUOT, libc::EROFS].contains(&number))
+}
+
 /// Retries `bind` until it succeeds, and then calls `run` with the listener. Returns early if the drain
 /// begins first. While `bind` keeps failing, `unbound_ports` holds its error under `name`.
 pub(crate) async fn bind_and_serve<T, F: Future<Output = ()>>(

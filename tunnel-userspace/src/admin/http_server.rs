@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::{Serialize, Serializer as _, ser::SerializeSeq as _};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
+    net::{TcpListener, UnixListener},
     sync::watch,
     task::JoinSet,
     time::timeout,
@@ -132,23 +132,38 @@ pub struct SocketError {
 /// Binds the admin socket with mode 0600. Replaces a socket left by an earlier process: that process must
 /// have exited, since this one has locked the pin directory. The returned future serves HTTP until the drain
 /// begins.
+/// If the socket can't be bound because the disk is full, or if `retries` is true, the attempt is repeated until
+/// it succeeds.
 ///
 /// # Errors
 ///
-/// Returns an error if the directory or the socket can't be created.
+/// Returns an error if the socket can't be bound for another reason and `retries` is false.
 pub fn serve_unix<S: Routes>(
     path: &Path,
     routes: S,
+    retries: bool,
+    unbound_ports: UnboundPorts,
     draining: watch::Receiver<bool>,
 ) -> Result<impl Future<Output = ()> + Send + use<S>, SocketError> {
-    let failed = |source| SocketError {
-        path: path.to_owned(),
-        source,
-    };
-    let listener = listen::unix(path).map_err(failed)?;
     let path = path.to_owned();
+    let mut first = match listen::unix(&path) {
+        Err(source) if !retries && !listen::is_unwritable(&source) => {
+            return Err(SocketError { path, source });
+        }
+        bound => bound.ok(),
+    };
     Ok(async move {
-        serve(Arc::new(routes), || listener.accept(), |_| None, draining).await;
+        let run = |listener: UnixListener, draining| async move {
+            serve(Arc::new(routes), || listener.accept(), |_| None, draining).await;
+        };
+        match first.take() {
+            Some(listener) => run(listener, draining).await,
+            None => {
+                let name = format!("admin socket {}", path.display());
+                let bind = || listen::unix(&path);
+                listen::bind_and_serve(name, bind, unbound_ports, draining, run).await;
+            }
+        }
         if let Err(error) = fs::remove_file(&path) {
             debug!(%error, "cannot remove the admin socket");
         }

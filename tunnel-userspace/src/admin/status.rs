@@ -43,6 +43,9 @@ pub struct NodeSetup {
     pub client_identity: String,
     /// The capacity of each map in entries, by config key.
     pub maps: BTreeMap<String, u32>,
+    /// The reason why the state directory can't be used completely, if there is one.
+    #[serde(default)]
+    pub state_dir_problem: Option<String>,
 }
 
 /// Returns how many entries are in use in each map that the reconciler tracks.

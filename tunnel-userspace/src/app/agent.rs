@@ -98,7 +98,8 @@ fn socket(
 ) -> Result<impl Future<Output = ()> + Send + use<>, Box<dyn Error>> {
     fs::create_dir_all(&config.state_dir)?;
     let (path, views) = (config.agent_socket(), views.clone());
-    Ok(admin::serve_unix(&path, views, draining)?)
+    let waiting = views.unbound_ports.clone();
+    Ok(admin::serve_unix(&path, views, false, waiting, draining)?)
 }
 
 #[cfg(test)]

@@ -219,7 +219,11 @@ fn serve_http(config: &Config, views: &Arc<NodeViews>, tasks: &mut Tasks) -> Res
         views: Arc::clone(views),
     };
     let socket = routes(NodeListener::Socket);
-    let socket = admin::serve_unix(&config.admin_socket(), socket, tasks.draining());
+    // If the disk is full, the daemon still programs Services, and its ports show the reason.
+    let retries = views.setup.state_dir_problem.is_some();
+    let waiting = views.unbound_ports.clone();
+    let path = config.admin_socket();
+    let socket = admin::serve_unix(&path, socket, retries, waiting, tasks.draining());
     let socket = socket.map_err(failed("cannot serve the admin socket"))?;
     tasks.start(NodeListener::Socket.name(), socket);
     for (listener, address) in [

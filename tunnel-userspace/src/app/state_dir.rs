@@ -13,6 +13,9 @@ use nix::{
     fcntl::{Flock, FlockArg},
     unistd::geteuid,
 };
+use tracing::warn;
+
+use crate::listen;
 
 /// The error returned if the state directory can't be created or locked.
 #[derive(Debug, thiserror::Error)]
@@ -49,12 +52,35 @@ pub(super) enum StateDirError {
 /// A lock on the state directory, released on drop.
 #[derive(Debug)]
 pub(super) struct StateDir {
-    _lock: Flock<File>,
+    /// The lock; `None` if the file can't be created because the file system is full.
+    _lock: Option<Flock<File>>,
+    /// The reason why the directory can't be used completely, if there is one.
+    pub(super) problem: Option<String>,
 }
 
 impl StateDir {
-    /// Locks the directory, after creating it if it does not exist.
+    /// Locks the directory, after creating it if it does not exist. If the file system is full or read-only, the
+    /// daemon works without its lock and its marker: the lock on the pin directory already keeps a second daemon
+    /// from using the same maps.
     pub(super) fn lock(directory: &Path) -> Result<Self, StateDirError> {
+        match Self::try_lock(directory) {
+            Err(StateDirError::Io { path, source }) if listen::is_unwritable(&source) => {
+                let problem = format!(
+                    "stateDir {} can't be written: {source}; until there is room, the last known objects are \
+                     not saved, and `culvert status` may not reach the daemon",
+                    path.display()
+                );
+                warn!(problem, "continuing without a complete stateDir");
+                Ok(Self {
+                    _lock: None,
+                    problem: Some(problem),
+                })
+            }
+            locked => locked,
+        }
+    }
+
+    fn try_lock(directory: &Path) -> Result<Self, StateDirError> {
         let path = directory.to_owned();
         let failed = |source| StateDirError::Io {
             path: directory.to_owned(),
@@ -76,7 +102,10 @@ impl StateDir {
         let opened = options.open(&lock).map_err(failed)?;
         check_owner(&lock, &opened.metadata().map_err(failed)?)?;
         match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { _lock: lock }),
+            Ok(lock) => Ok(Self {
+                _lock: Some(lock),
+                problem: None,
+            }),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(StateDirError::Locked { path }),
             Err((_, error)) => Err(failed(error.into())),
         }

@@ -203,7 +203,11 @@ impl CertificateStore {
 
     fn update_warnings(&self, now: Timestamp) {
         let mut warnings = Vec::new();
-        if self.last_check.as_ref().is_ok_and(FileContents::is_key_open) {
+        if self
+            .last_check
+            .as_ref()
+            .is_ok_and(FileContents::is_key_open)
+        {
             let key = self.files.key.display();
             warnings.push(format!(
                 "{key}: users other than the owner can access this private key; run: chmod 600 {key}"

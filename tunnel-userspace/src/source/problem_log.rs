@@ -49,7 +49,10 @@ impl ProblemLog {
             } else {
                 (None, *line)
             };
-            warn!(origin, document, line, first_line, object, field, reason, "{what}");
+            warn!(
+                origin,
+                document, line, first_line, object, field, reason, "{what}"
+            );
         }
         let resolved = self
             .problems

@@ -55,7 +55,7 @@ pub(super) struct KernelSetup {
     pins: Arc<PinDirectory>,
     /// The programs of an earlier Culvert that are not pinned in the pin directory.
     strays: StrayPrograms,
-    _state: StateDir,
+    state: StateDir,
 }
 
 impl KernelSetup {
@@ -140,7 +140,7 @@ impl KernelSetup {
             kernel_log: watch::Sender::default(),
             pins: Arc::new(pins),
             strays,
-            _state: state,
+            state,
         })
     }
 
@@ -168,6 +168,7 @@ impl KernelSetup {
             refusal_method: choose(self.features.set_retval, "bpf_set_retval", "rewrite"),
             client_identity: choose(shows_addresses, "address", "network namespace"),
             maps: maps.collect(),
+            state_dir_problem: self.state.problem.clone(),
         };
         let [
             service_counters,

@@ -94,19 +94,14 @@ fn probes_from_the_node_succeed_during_a_flood_of_connections_from_outside() -> 
             .collect();
         let attacked = || -> Result<Duration> {
             wait::until(CHANGE_TIMEOUT, || opened.load(Ordering::Relaxed) > 10_000)?;
-            let started = (Instant::now(), opened.load(Ordering::Relaxed));
-            let slowest = probe(&scene, HOST.ips())?;
-            let opened = opened.load(Ordering::Relaxed) - started.1;
-            let took = started.0.elapsed();
-            println!("{opened} connections in {took:?}; slowest probe {slowest:?}");
-            Ok(slowest)
+            probe(&scene, HOST.ips())
         };
         let result = attacked();
         stop.store(true, Ordering::Relaxed);
         for attacker in attackers {
             attacker
                 .join()
-                .map_err(|_| io::Error::other("a thread panicked"))??;
+                .map_err(|_panic| io::Error::other("a thread panicked"))??;
         }
         result
     })?;

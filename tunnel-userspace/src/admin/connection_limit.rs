@@ -107,20 +107,22 @@ pub(super) fn group(address: IpAddr) -> IpAddr {
 mod tests {
     use std::future::pending;
 
-    use tokio::task::{JoinHandle, yield_now};
+    use tokio::task::{JoinSet, yield_now};
 
     use super::*;
 
     /// Connections with a limit of four.
     struct Fixture {
         limit: ConnectionLimit,
-        connections: Vec<(&'static str, JoinHandle<()>)>,
+        tasks: JoinSet<()>,
+        connections: Vec<AbortHandle>,
     }
 
     impl Fixture {
         fn new() -> Self {
             Self {
                 limit: ConnectionLimit::new(4),
+                tasks: JoinSet::new(),
                 connections: Vec::new(),
             }
         }
@@ -129,14 +131,14 @@ mod tests {
         async fn open(&mut self, source: &'static str, has_sent_request: bool) -> Vec<usize> {
             let address = source.parse().ok();
             self.limit.make_room(address);
-            let task = tokio::spawn(pending::<()>());
+            let task = self.tasks.spawn(pending::<()>());
             let sent = Arc::new(AtomicBool::new(has_sent_request));
-            self.limit.add(address, sent, task.abort_handle());
-            self.connections.push((source, task));
+            self.limit.add(address, sent, task.clone());
+            self.connections.push(task);
             // The runtime ends an aborted task at the next opportunity.
             yield_now().await;
             let numbered = self.connections.iter().enumerate();
-            let open = numbered.filter(|(_, (_, task))| !task.is_finished());
+            let open = numbered.filter(|(_, task)| !task.is_finished());
             open.map(|(number, _)| number).collect()
         }
     }

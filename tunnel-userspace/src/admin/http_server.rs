@@ -173,12 +173,13 @@ pub fn serve_unix<S: Routes>(
 /// Accepts and serves connections until the drain begins.
 async fn serve<S: Routes, T, P, F>(
     routes: Arc<S>,
-    accept: impl Fn() -> F,
-    source: impl Fn(&P) -> Option<IpAddr>,
+    accept: impl Fn() -> F + Send,
+    source: impl Fn(&P) -> Option<IpAddr> + Send + Sync,
     draining: watch::Receiver<bool>,
 ) where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    F: Future<Output = io::Result<(T, P)>>,
+    P: Send,
+    F: Future<Output = io::Result<(T, P)>> + Send,
 {
     let mut limit = ConnectionLimit::new(S::MAX_CONNECTIONS);
     let admit = |connections: &mut JoinSet<()>, (stream, peer)| {

@@ -130,7 +130,7 @@ fn cluster_ips(
             return Err(FieldError::new("spec.clusterIP", kind));
         }
         // The error for the same address in the list is reported instead.
-        Some(Err(error)) if !(error.is_forbidden_address() && !forbidden.is_empty()) => {
+        Some(Err(error)) if !error.is_forbidden_address() || forbidden.is_empty() => {
             return Err(error);
         }
         Some(Ok(_) | Err(_)) | None => {}

@@ -7,6 +7,7 @@ mod directory_watch;
 mod documents;
 mod merge;
 mod parse;
+mod replaced_directory;
 
 use std::{
     collections::BTreeSet,
@@ -21,6 +22,7 @@ use directory::{Listing, ManifestPath, ReadCause, ReadJob, ReadResult};
 use directory_state::DirectoryState;
 use directory_watch::{DirectoryChanges, DirectoryWatch};
 use parse::ParseCache;
+use replaced_directory::ReplacedDirectory;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -79,10 +81,6 @@ impl FileSettings {
         |source| FileSourceError::Read { path, source }
     }
 }
-
-/// The longest time to wait for a replaced directory to stay unchanged, as a multiple of
-/// `replacement_delay`.
-const MAX_REPLACEMENT_DELAYS: u32 = 12;
 
 /// Larger files are read in the background, so that they don't delay changes of other files.
 const MAX_FOREGROUND_BYTES: u64 = 1 << 20;
@@ -187,7 +185,7 @@ pub async fn start(
     overlay: Overlay,
 ) -> Result<FileSource, FileSourceError> {
     let read_error = settings.read_error();
-    let replacement_delay = settings.replacement_delay;
+    let replaced = ReplacedDirectory::new(settings.replacement_delay);
     let read = move || {
         let target = ManifestPath::new(&settings.path, &settings);
         let target = target.map_err(settings.read_error())?;
@@ -203,8 +201,7 @@ pub async fn start(
             watch,
             state,
             background: BackgroundReads::default(),
-            replacement: None,
-            replacement_delay,
+            replaced,
             overlay,
             report: latest::Sender::new(Arc::default()),
             problem_log: ProblemLog::default(),
@@ -224,20 +221,10 @@ pub struct FileSource {
     watch: DirectoryWatch,
     state: DirectoryState,
     background: BackgroundReads,
-    /// The last listing of a directory whose missing files do not count as deleted yet.
-    replacement: Option<Replacement>,
-    replacement_delay: Duration,
+    replaced: ReplacedDirectory,
     overlay: Overlay,
     report: latest::Sender<Arc<SourceReport>>,
     problem_log: ProblemLog,
-}
-
-/// The listing of a directory that has just been replaced. The directory may still be filled.
-#[derive(Debug)]
-struct Replacement {
-    listing: Listing,
-    found_at: Duration,
-    unchanged_since: Duration,
 }
 
 impl FileSource {
@@ -383,31 +370,21 @@ impl FileSource {
     }
 
     /// Returns true if files that are missing from a listing count as deleted. If the directory was replaced,
-    /// this is the case once the new one has stayed unchanged for `replacement_delay`, since tools and users
-    /// may fill a directory file by file.
+    /// they do once the new one has stayed unchanged for some time.
     fn is_filled(&mut self, listing: &Listing) -> bool {
         let is_replaced = self.state.directory_problem.is_some();
         if !is_replaced || !self.state.has_missing(listing) {
-            self.replacement = None;
+            self.replaced.reset();
             return true;
         }
-        let now = monotonic();
         let is_being_written = !self.watch.is_idle();
-        let last = self.replacement.take();
-        let found_at = last.as_ref().map_or(now, |last| last.found_at);
-        let unchanged = last.filter(|last| last.listing == *listing && !is_being_written);
-        let unchanged_since = unchanged.map_or(now, |last| last.unchanged_since);
-        let is_filled = now.saturating_sub(unchanged_since) >= self.replacement_delay
-            || now.saturating_sub(found_at) >= self.replacement_delay * MAX_REPLACEMENT_DELAYS;
+        let is_filled = self
+            .replaced
+            .is_filled(listing, is_being_written, monotonic());
         if !is_filled {
             self.set_directory_problem(
                 "was replaced by another directory, which lacks some of the files",
             );
-            self.replacement = Some(Replacement {
-                listing: listing.clone(),
-                found_at,
-                unchanged_since,
-            });
         }
         is_filled
     }

@@ -11,11 +11,12 @@ use crate::source::tests::RunningSource;
 fn foreign(documents: usize, text: &str) -> String {
     let mut all = String::new();
     for number in 0..documents {
-        let _ = write!(
+        write!(
             all,
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d{number}}}\n\
              spec: {{replicas: 3, template: {{spec: {{containers: [{{name: web, image: web}}]}}}}}}\n---\n"
-        );
+        )
+        .expect("written");
     }
     all + text
 }

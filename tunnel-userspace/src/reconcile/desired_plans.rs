@@ -423,7 +423,7 @@ impl DesiredPlans {
             let refused: Vec<_> = refused.into_iter().collect();
             PortProblem {
                 reason,
-                text: format!("{}: {}", reason.meaning(), refused.join(", ")),
+                text: format!("{}: {}", reason.meaning(), refused.join(", ")).into(),
             }
         })
     }

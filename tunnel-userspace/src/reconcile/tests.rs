@@ -35,10 +35,8 @@ use tunnel_common::{
 use super::*;
 use crate::{
     model::{
-        Algorithm, ClusterUpdate, Endpoint, EndpointPort, ExternalIps, Family, Node, ObjectName,
-        Service, ServiceState, TopologyKeys, TrafficPolicy, fixture,
-        Algorithm, ClusterUpdate, Endpoint, ExternalIps, Family, Node, NodeAddresses, ObjectName,
-        Service, ServiceState, TopologyKeys, fixture,
+        Algorithm, ClusterUpdate, Endpoint, EndpointPort, ExternalIps, Family, Node, NodeAddresses,
+        ObjectName, Service, ServiceState, TopologyKeys, TrafficPolicy, fixture,
     },
     plan::NodePortAddresses,
 };

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tunnel_common::{
     addr::{self, Address, Port},
     affinity::{Affinity, AffinityKey, Client},
-    decide::{self, ClientContext, ClientScalars, Maps, NoChoice, Traffic},
+    decide::{self, ClientContext, ClientScalars, Identity, Maps, NoChoice, Traffic},
     lookup::Lookup,
     service::{self, FrontendKey},
 };
@@ -296,7 +296,7 @@ struct ClientOfConnection<'a> {
 }
 
 impl ClientContext for ClientOfConnection<'_> {
-    fn client(&self, is_v4: bool) -> ClientScalars {
+    fn client(&self, is_v4: bool) -> Identity {
         let ip = match self.source {
             ConnectionSource::PodSocket(ip) | ConnectionSource::Outside(ip) => Some(*ip),
             ConnectionSource::NodeSocket => {
@@ -307,11 +307,10 @@ impl ClientContext for ClientOfConnection<'_> {
         let client = ip.map_or(Client::of_namespace(1), |ip| {
             Client::of_address(Address::from_ip(ip))
         });
-        ClientScalars::new(&client)
-    }
-
-    fn has_source_address(&self, _: bool) -> bool {
-        !matches!(self.source, ConnectionSource::NodeSocket)
+        Identity {
+            client: ClientScalars::new(&client),
+            is_by_source: !matches!(self.source, ConnectionSource::NodeSocket),
+        }
     }
 
     fn is_bound_to_loopback(&self, _: bool) -> bool {

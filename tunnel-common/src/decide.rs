@@ -18,7 +18,7 @@ use core::convert::Infallible;
 
 pub use self::{
     algorithms::{choose_by_affinity, choose_offset},
-    maps::{AffinityChoice, ClientContext, ClientScalars, FrontendRecord, Maps, Traffic},
+    maps::{AffinityChoice, ClientContext, ClientScalars, FrontendRecord, Identity, Maps, Traffic},
 };
 use crate::{
     addr::{Address, Port},
@@ -136,15 +136,18 @@ pub fn choose_backend<T: Maps + ?Sized>(
     let frontend = record.frontend;
     // Taken from the key, because in the IPv4 hooks the compiler knows the key's address family.
     let is_v4 = key.address.is_v4();
-    let client = if depends_on_client(frontend) {
+    let identity = if depends_on_client(frontend) {
         context.client(is_v4)
     } else {
-        ClientScalars::NONE
+        Identity {
+            client: ClientScalars::NONE,
+            is_by_source: false,
+        }
     };
     if frontend.source_ranges.len != 0 {
-        check_client(maps, context, frontend, is_v4, client)?;
+        check_client(maps, context, frontend, identity)?;
     }
-    choose(maps, record, traffic, client)
+    choose(maps, record, traffic, identity.client)
 }
 
 /// Returns true if the choice of a backend depends on the client.
@@ -162,12 +165,14 @@ fn check_client<T: Maps + ?Sized>(
     maps: &T,
     context: &impl ClientContext,
     frontend: &Frontend,
-    is_v4: bool,
-    client: ClientScalars,
+    identity: Identity,
 ) -> Result<(), NoChoice> {
+    let Identity {
+        client,
+        is_by_source,
+    } = identity;
     let is_decided = frontend.flags & Frontend::HOST_UNKNOWN == 0;
-    let is_bound = context.has_source_address(is_v4);
-    let is_permitted = if !is_bound && is_decided && context.is_known_host() {
+    let is_permitted = if !is_by_source && is_decided && context.is_known_host() {
         // The planner has already checked the host's addresses.
         frontend.flags & Frontend::ADMITS_HOST != 0
     } else if client.kind == Client::ADDRESS {

@@ -5,7 +5,8 @@
 //! - [`affinity`]: keys and values of the session affinity map
 //! - [`decide`]: chooses the backend for a frontend, using any implementation of the maps
 //! - [`kernel_offsets`]: fields of kernel structures that the programs read
-//! - [`origin`]: the translations stored for a socket
+//! - [`older`]: the older translations of UDP sockets
+//! - [`origin`]: the last translation of each socket
 //! - [`reason`]: the reasons shared by counters, metrics and logs
 //! - [`steering`]: keys and values of the steering maps; steering prefixes
 //! - [`select`]: pure functions that select a slot, hash a client or check a stored choice
@@ -21,6 +22,7 @@ pub mod affinity;
 pub mod decide;
 pub mod kernel_offsets;
 pub mod lookup;
+pub mod older;
 pub mod origin;
 pub mod reason;
 pub mod select;
@@ -30,4 +32,4 @@ pub mod table;
 
 /// The version of all map layouts in this crate. It is part of the path under which maps are pinned, so
 /// programs and daemons with different layouts never share a map.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;

@@ -1,18 +1,19 @@
-//! The translations stored for a socket: the last one, in the socket storage `origin`, and an unconnected
-//! socket's older ones, in the map `overflow`.
+//! The last translation of a socket, which is stored in the socket storage `origin`. The older translations of
+//! UDP sockets are in the maps that [`crate::older`] describes.
 
 use core::mem::{offset_of, size_of};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
+    LAYOUT_VERSION,
     addr::{Address, Port, Protocol},
     service::{BackendState, FrontendKey},
 };
 
 /// The version of [`Origin`]. Open sockets keep their values across upgrades, so a change may use only
 /// reserved fields, and must increment the version.
-pub const ORIGIN_VERSION: u8 = 1;
+pub const ORIGIN_VERSION: u8 = 2;
 
 /// The idle time after which a UDP flow chooses a backend again, in nanoseconds. The same as the conntrack
 /// timeout for flows through kube-proxy (`net.netfilter.nf_conntrack_udp_timeout_stream`).
@@ -42,18 +43,38 @@ pub struct Origin {
     pub protocol: Protocol,
     /// [`ORIGIN_VERSION`].
     pub version: u8,
-    /// A combination of [`Origin::OVERFLOWED`] and [`Origin::COUNTED`].
+    /// A combination of [`Origin::OVERFLOWED`], [`Origin::COUNTED`] and [`Origin::HAS_OLDER`].
     pub flags: u16,
+    /// The layout version of the map `reason_counts` that counts the socket as tracked, or 0 if none does. A
+    /// newer layout counts from 0, so it must not count the release of a socket that it has not counted.
+    pub tracked_by: u8,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: u8,
+    /// Zero.
+    pub reserved_half: u16,
 }
 
 impl Origin {
-    /// Flag: older translations of this socket are in `overflow`.
+    /// Flag: a program of layout 7 or earlier stored older translations of this socket in `overflow`.
     pub const OVERFLOWED: u16 = 1;
     /// Flag: the socket is counted in the map `conns`, at [`Origin::index`]. Not set in values that were
     /// written before that map existed, or for kernel sockets, because no hook runs when they are closed.
     pub const COUNTED: u16 = 2;
+    /// Flag: older translations of this socket are in the socket storage `older_few`.
+    pub const HAS_OLDER: u16 = 4;
+    /// The flags that stay with the socket when its translation is replaced.
+    pub const LASTING_FLAGS: u16 = Self::OVERFLOWED | Self::HAS_OLDER;
+
+    /// The value of [`Origin::tracked_by`] for a socket that the current layout counts as tracked.
+    #[expect(
+        clippy::as_conversions,
+        clippy::cast_possible_truncation,
+        reason = "checked below"
+    )]
+    pub const TRACKED: u8 = {
+        assert!(LAYOUT_VERSION <= u8::MAX as u32);
+        LAYOUT_VERSION as u8
+    };
 
     /// The index and service port in a translation that leads not to a backend, but to the tunnel's ingress
     /// or to an address that refuses connections.
@@ -75,8 +96,27 @@ impl Origin {
             protocol: key.protocol,
             version: ORIGIN_VERSION,
             flags: 0,
+            tracked_by: 0,
             reserved: 0,
+            reserved_half: 0,
         }
+    }
+
+    /// Creates a value without a translation, for a UDP socket that has only older ones.
+    #[inline(always)]
+    #[must_use]
+    pub fn without_translation() -> Self {
+        let unspecified = Address::from_halves([0, 0]);
+        let key = FrontendKey::new(unspecified, Port::from_network(0), Protocol::UDP);
+        Self::new(&key, unspecified, Port::from_network(0))
+    }
+
+    /// Returns true if a UDP flow has used this translation within the time in [`UDP_IDLE_NS`]. An unused
+    /// entry is not live.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_live(&self, now: u64) -> bool {
+        self.last_used != 0 && now.saturating_sub(self.last_used) < UDP_IDLE_NS
     }
 
     /// Returns true if two translations lead from the same VIP to the same backend.
@@ -90,11 +130,18 @@ impl Origin {
             && self.vip == other.vip
     }
 
-    /// Returns true if older translations of the socket are in `overflow`.
+    /// Returns true if the socket may have older translations.
     #[inline(always)]
     #[must_use]
     pub const fn has_older(&self) -> bool {
-        self.flags & Self::OVERFLOWED != 0
+        self.flags & Self::LASTING_FLAGS != 0
+    }
+
+    /// Returns true if the current layout counts the socket as tracked.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_tracked(&self) -> bool {
+        self.tracked_by == Self::TRACKED
     }
 
     /// Returns the index of the backend that counts this socket as an open connection, or `None` if the
@@ -124,8 +171,8 @@ impl Origin {
     }
 }
 
-/// Key of the LRU hash map `overflow`: a socket, and either the VIP or the backend of one of its
-/// translations.
+/// Key of the hash maps `older_shared` and `overflow`: a socket, and either the VIP or the backend of one of
+/// its translations.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct OverflowKey {
@@ -158,9 +205,18 @@ impl OverflowKey {
             reserved_word: 0,
         }
     }
+
+    /// Changes the key in place. The reserved fields must be zero already.
+    #[inline(always)]
+    pub const fn set(&mut self, cookie: u64, address: &Address, port: Port, direction: Direction) {
+        self.cookie = cookie;
+        self.address = Address::from_halves(address.halves());
+        self.port = port;
+        self.direction = direction;
+    }
 }
 
-/// The direction of an entry in `overflow`.
+/// The direction of an entry in `older_shared` or `overflow`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(transparent)]
 pub struct Direction(u8);
@@ -172,7 +228,8 @@ impl Direction {
     pub const REVERSE: Self = Self(1);
 }
 
-/// Value of `overflow`: the translation, and a copy of the entry's key. The kernel may reuse a hash element
+/// Value of `overflow`, which programs of layout 7 and earlier wrote: the translation, and a copy of the
+/// entry's key. The kernel may reuse a hash element
 /// for another key while a program is reading it, so readers compare this copy with the key that they looked
 /// up.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
@@ -191,6 +248,8 @@ const _: () = {
     assert!(offset_of!(Origin, index) == 40);
     assert!(offset_of!(Origin, vip_port) == 52);
     assert!(offset_of!(Origin, version) == 57);
+    assert!(offset_of!(Origin, flags) == 58);
+    assert!(offset_of!(Origin, tracked_by) == 60);
     assert!(size_of::<OverflowKey>() == 32);
     assert!(offset_of!(OverflowKey, address) == 8);
     assert!(size_of::<Overflow>() == 96);

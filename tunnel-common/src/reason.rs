@@ -70,8 +70,9 @@ reasons! {
         SocketTracked = 7, "socket_tracked", "a socket got its first translation";
         /// A socket with a translation was closed.
         SocketReleased = 8, "socket_released", "a socket with a translation was closed";
-        /// A socket's older translation was moved to the map `overflow`.
-        Overflowed = 9, "overflowed", "an older translation of a socket moved to the overflow map";
+        /// An older translation of a UDP socket was moved to the map `older_shared`, because the socket's own
+        /// storage is full.
+        Overflowed = 9, "overflowed", "an older translation of a UDP socket moved to the map that all sockets share";
         /// A connection to an edge node was sent to the tunnel's ingress.
         Steered = 10, "steered", "sent to the tunnel's ingress";
         /// A connection was steered without socket storage, so getpeername() shows the steering address.
@@ -93,6 +94,9 @@ reasons! {
         /// A kernel socket's TCP connection was translated. It is not tracked, because no hook runs when it
         /// is closed.
         TranslatedKernel = 19, "translated_kernel", "TCP of a kernel socket (NFS, MPTCP) translated; not tracked, and peer names show the backend";
+        /// An older translation of a UDP socket was lost: there is no socket storage for it, the map
+        /// `older_shared` is full, or the socket has the maximum number of translations there.
+        TranslationLost = 20, "translation_lost", "an older translation of a UDP socket was lost: bpf.maps.sharedTranslations is used up, or the socket uses too many addresses";
     }
     daemon {
         /// Not programmed: there is no room for another frontend.

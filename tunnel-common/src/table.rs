@@ -9,6 +9,7 @@ use core::mem::size_of;
 pub use self::sizes::{Headroom, MapGroup, MapSize, MapSizes};
 use crate::{
     affinity::{Affinity, AffinityKey},
+    older::{OlderFew, OlderMany, OlderShared},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
     service::{Backend, Frontend, FrontendKey, ServiceCounts, Slot, SourceRange},
@@ -81,7 +82,8 @@ pub struct Map {
     pub replace_if: ReplaceIf,
     /// True if the daemon, at startup, adopts the map from an older layout, because its values have the same
     /// meaning in every layout. A layout that changes anything but reserved fields in the map must set this
-    /// to false. That is not allowed for `origin` and `conns`, because they hold values for open sockets.
+    /// to false. That is not allowed for `origin`, `older_few`, `older_many` and `conns`, because they hold
+    /// values for open sockets.
     pub is_lasting: bool,
 }
 
@@ -184,8 +186,23 @@ maps! {
     ORIGIN = Map::new::<u32, Origin>("origin", MapType::SocketStorage, Entries::Fixed(0))
         .with_flags(NO_PREALLOC)
         .lasting();
-    /// The older translations of unconnected sockets.
-    OVERFLOW = Map::new::<OverflowKey, Overflow>("overflow", MapType::LruHash, Entries::PerCpu(1024))
+    /// The most recently used older translations of each UDP socket that uses several VIPs.
+    OLDER_FEW = Map::new::<u32, OlderFew>("older_few", MapType::SocketStorage, Entries::Fixed(0))
+        .with_flags(NO_PREALLOC)
+        .lasting();
+    /// Further older translations of each UDP socket that uses many VIPs.
+    OLDER_MANY = Map::new::<u32, OlderMany>("older_many", MapType::SocketStorage, Entries::Fixed(0))
+        .with_flags(NO_PREALLOC)
+        .lasting();
+    /// The older translations for which there is no room in the storage of their UDP sockets.
+    OLDER_SHARED = Map::new::<OverflowKey, OlderShared>(
+        "older_shared",
+        MapType::Hash,
+        Entries::BySize(MapSize::SharedTranslations, Headroom::Pairs),
+    );
+    /// The older translations that programs of layout 7 and earlier stored for sockets that are still open.
+    /// Programs only read and remove them, so a new map is as small as possible.
+    OVERFLOW = Map::new::<OverflowKey, Overflow>("overflow", MapType::LruHash, Entries::PerCpu(1))
         .with_flags(NO_COMMON_LRU)
         .lasting();
     /// The counter for each reason.
@@ -209,7 +226,8 @@ maps! {
     HOST = Map::new::<u32, u64>("host", MapType::Array, Entries::Fixed(2)).lasting();
 }
 
-const _: () = assert!(ORIGIN.is_lasting && CONNS.is_lasting);
+const _: () =
+    assert!(ORIGIN.is_lasting && OLDER_FEW.is_lasting && OLDER_MANY.is_lasting && CONNS.is_lasting);
 
 /// A program type, with its number in the kernel (`enum bpf_prog_type`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

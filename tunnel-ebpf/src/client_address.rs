@@ -1,10 +1,13 @@
 //! Finds a socket's client address: the address that the socket is bound to, or the one that it will get.
+//!
+//! A process can bind a socket to any loopback address and, with IP_FREEBIND, to addresses that its network
+//! namespace does not have. Such addresses do not identify a client.
 #![expect(unsafe_code, reason = "global functions need `no_mangle`")]
 
 use tunnel_common::{
     addr::Address,
     affinity::Client,
-    decide::{ClientContext, ClientScalars},
+    decide::{ClientContext, ClientScalars, Identity},
     kernel_offsets::{
         DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, IFF_LOOPBACK, IFF_UP, NET_DEVICES,
         RT_SCOPE_LINK, SOCK_NET, V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES,
@@ -32,13 +35,8 @@ pub(crate) struct HookSocket<'a, S>(pub(crate) &'a S);
 
 impl<S: Sock> ClientContext for HookSocket<'_, S> {
     #[inline(always)]
-    fn client(&self, is_v4: bool) -> ClientScalars {
+    fn client(&self, is_v4: bool) -> Identity {
         client_of(self.0, is_v4)
-    }
-
-    #[inline(always)]
-    fn has_source_address(&self, is_v4: bool) -> bool {
-        self.0.source_address(is_v4).is_some()
     }
 
     #[inline(always)]
@@ -54,26 +52,51 @@ impl<S: Sock> ClientContext for HookSocket<'_, S> {
     }
 }
 
-/// Returns a socket's client: the socket's own address of the given family, or else the first address of that
-/// family in its network namespace, or else the namespace itself.
+/// Returns a socket's client: the source address that is set, if the socket's network namespace has it, or else
+/// the first address of the given family in this namespace, or else the namespace itself.
 #[inline(always)]
-fn client_of<S: Sock>(sock: &S, is_v4: bool) -> ClientScalars {
-    let address = sock
-        .source_address(is_v4)
-        .or_else(|| namespace_address(sock, is_v4));
-    match address {
-        Some(address) => ClientScalars::new(&Client::of_address(address)),
-        None => ClientScalars::new(&Client::of_namespace(sock.namespace())),
+fn client_of<S: Sock>(sock: &S, is_v4: bool) -> Identity {
+    let socket = namespace_of(sock);
+    let source = socket.and_then(|socket| own_source_address(sock, socket, is_v4));
+    let address = source.or_else(|| first_address(socket?, is_v4));
+    let client = match address {
+        Some(address) => Client::of_address(address),
+        None => Client::of_namespace(sock.namespace()),
+    };
+    Identity {
+        client: ClientScalars::new(&client),
+        is_by_source: source.is_some(),
     }
 }
 
+/// Returns the kernel address of a socket, if the programs can read the addresses in its network namespace.
 #[inline(always)]
-fn namespace_address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
+fn namespace_of<S: Sock>(sock: &S) -> Option<usize> {
     // The loader sets all of the offsets or none of them.
     if kernel_offset::<SOCK_NET>() == 0 {
         return None;
     }
-    let socket = context::address_of_socket(sock.context())?;
+    context::address_of_socket(sock.context())
+}
+
+/// Returns a socket's source address, if it is set and the socket's network namespace has it.
+#[inline(always)]
+fn own_source_address<S: Sock>(sock: &S, socket: usize, is_v4: bool) -> Option<Address> {
+    let source = sock.source_address(is_v4)?;
+    if source.is_loopback() {
+        return None;
+    }
+    let has = if is_v4 {
+        has_v4(socket, source.v4_word())
+    } else {
+        let [upper, lower] = source.halves();
+        has_v6(socket, upper, lower)
+    };
+    (has != 0).then_some(source)
+}
+
+#[inline(always)]
+fn first_address(socket: usize, is_v4: bool) -> Option<Address> {
     let found = if is_v4 {
         first_v4(socket)
     } else {
@@ -88,6 +111,26 @@ fn namespace_address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
     }
 }
 
+/// Returns 1 if a socket's network namespace has an IPv4 address. A global function, for the same reason as
+/// [`first_v4`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn has_v4(socket: usize, word: u32) -> u32 {
+    find_address(socket, 0, |device| device_has_v4(device, word))
+        .is_some()
+        .into()
+}
+
+/// Returns 1 if a socket's network namespace has an IPv6 address. A global function, for the same reason as
+/// [`first_v4`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn has_v6(socket: usize, upper: u64, lower: u64) -> u32 {
+    find_address(socket, 0, |device| device_has_v6(device, upper, lower))
+        .is_some()
+        .into()
+}
+
 /// Returns a pointer to the first IPv4 address in a socket's network namespace that is valid beyond its link,
 /// or 0 if there is none.
 ///
@@ -96,7 +139,7 @@ fn namespace_address<S: Sock>(sock: &S, is_v4: bool) -> Option<Address> {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v4(socket: usize) -> usize {
-    find_address(socket, |device| device_v4(device)).unwrap_or(0)
+    find_address(socket, IFF_LOOPBACK, |device| device_v4(device)).unwrap_or(0)
 }
 
 /// Returns a pointer to the first IPv6 address in a socket's network namespace that is not link-local, or 0
@@ -104,13 +147,13 @@ extern "C" fn first_v4(socket: usize) -> usize {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn first_v6(socket: usize) -> usize {
-    find_address(socket, |device| device_v6(device)).unwrap_or(0)
+    find_address(socket, IFF_LOOPBACK, |device| device_v6(device)).unwrap_or(0)
 }
 
-/// Calls `find` for each device that is up and not a loopback device, and returns the first result that is
-/// not 0.
+/// Calls `find` for each device that is up and has none of the `excluded` flags, and returns the first result
+/// that is not 0.
 #[inline(always)]
-fn find_address(socket: usize, find: impl Fn(usize) -> usize) -> Option<usize> {
+fn find_address(socket: usize, excluded: u32, find: impl Fn(usize) -> usize) -> Option<usize> {
     let net: usize = read_kernel(socket + kernel_offset::<SOCK_NET>())?;
     let devices = net + kernel_offset::<NET_DEVICES>();
     let mut next: usize = read_kernel(devices)?;
@@ -121,7 +164,7 @@ fn find_address(socket: usize, find: impl Fn(usize) -> usize) -> Option<usize> {
         }
         let device = next - kernel_offset::<DEVICE_LIST>();
         let flags: u32 = read_kernel(device + kernel_offset::<DEVICE_FLAGS>())?;
-        if flags & (IFF_UP | IFF_LOOPBACK) == IFF_UP {
+        if flags & (IFF_UP | excluded) == IFF_UP {
             let found = find(device);
             if found != 0 {
                 return Some(found);
@@ -132,12 +175,35 @@ fn find_address(socket: usize, find: impl Fn(usize) -> usize) -> Option<usize> {
     None
 }
 
+/// Returns 1 if a device has an IPv4 address. A global function, for the same reason as [`first_v4`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn device_has_v4(device: usize, word: u32) -> usize {
+    let found = find_device_v4(device, |address| {
+        Some(read_kernel::<u32>(address + kernel_offset::<V4_ADDRESS>())? == word)
+    });
+    found.is_some().into()
+}
+
+/// Returns 1 if a device has an IPv6 address. A global function, for the same reason as [`first_v4`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn device_has_v6(device: usize, upper: u64, lower: u64) -> usize {
+    let wanted = Address::from_halves([upper, lower]);
+    let find = || find_device_v6(device, |address| address == wanted);
+    // A second walk, for the same reason as in `device_v6`.
+    find().or_else(find).is_some().into()
+}
+
 /// Returns a pointer to a device's first IPv4 address that is valid beyond its link, or 0 if there is none. A
 /// global function, for the same reason as [`first_v4`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn device_v4(device: usize) -> usize {
-    find_device_v4(device).unwrap_or(0)
+    let found = find_device_v4(device, |address| {
+        Some(read_kernel::<u8>(address + kernel_offset::<V4_SCOPE>())? < RT_SCOPE_LINK)
+    });
+    found.unwrap_or(0)
 }
 
 /// Returns a pointer to a device's oldest IPv6 address that is not link-local, or 0 if there is none. A
@@ -147,13 +213,14 @@ extern "C" fn device_v4(device: usize) -> usize {
 extern "C" fn device_v6(device: usize) -> usize {
     // If an address is removed during the walk, its link leads nowhere, and the walk fails. A second walk no
     // longer encounters that address.
-    find_device_v6(device)
-        .or_else(|| find_device_v6(device))
-        .unwrap_or(0)
+    let find = || find_device_v6(device, |address| !address.is_link_local());
+    find().or_else(find).unwrap_or(0)
 }
 
+/// Returns a pointer to a device's first IPv4 address for which `is_wanted`, called with a pointer to the
+/// `struct in_ifaddr`, returns true.
 #[inline(always)]
-fn find_device_v4(device: usize) -> Option<usize> {
+fn find_device_v4(device: usize, is_wanted: impl Fn(usize) -> Option<bool>) -> Option<usize> {
     let state: usize = read_kernel(device + kernel_offset::<DEVICE_V4>())?;
     if state == 0 {
         return None;
@@ -164,7 +231,7 @@ fn find_device_v4(device: usize) -> Option<usize> {
         if next == 0 {
             return None;
         }
-        if read_kernel::<u8>(next + kernel_offset::<V4_SCOPE>())? < RT_SCOPE_LINK {
+        if is_wanted(next)? {
             return Some(next + kernel_offset::<V4_ADDRESS>());
         }
         next = read_kernel(next + kernel_offset::<V4_NEXT>())?;
@@ -172,11 +239,11 @@ fn find_device_v4(device: usize) -> Option<usize> {
     None
 }
 
-/// Returns a pointer to a device's oldest IPv6 address that is not link-local. The list begins with the
-/// newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's `net/ipv6/addrconf.c`), so it is
+/// Returns a pointer to a device's oldest IPv6 address for which `is_wanted` returns true. The list begins with
+/// the newest address of the widest scope (`ipv6_link_dev_addr` in the kernel's `net/ipv6/addrconf.c`), so it is
 /// read backwards.
 #[inline(always)]
-fn find_device_v6(device: usize) -> Option<usize> {
+fn find_device_v6(device: usize, is_wanted: impl Fn(Address) -> bool) -> Option<usize> {
     let state: usize = read_kernel(device + kernel_offset::<DEVICE_V6>())?;
     if state == 0 {
         return None;
@@ -189,7 +256,7 @@ fn find_device_v6(device: usize) -> Option<usize> {
             return None;
         }
         let address = previous - kernel_offset::<V6_LIST>() + kernel_offset::<V6_ADDRESS>();
-        if !Address::from_words(read_kernel(address)?).is_link_local() {
+        if is_wanted(Address::from_words(read_kernel(address)?)) {
             return Some(address);
         }
         previous = read_kernel(previous + PREVIOUS)?;

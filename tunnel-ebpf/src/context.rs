@@ -26,6 +26,8 @@ use tunnel_common::{
     service::FrontendKey,
 };
 
+const AF_INET: u32 = 2;
+
 /// The return value with which a hook lets the system call continue.
 pub(crate) const ALLOW: i32 = 1;
 
@@ -193,6 +195,37 @@ pub(crate) trait Sock {
         ];
         let [a, b, c, d] = words;
         ((a | b | c | d) != 0).then_some(Address::from_words(words))
+    }
+
+    /// Returns true if the socket is connected to this address and port.
+    #[inline(always)]
+    fn is_peer(&self, address: &Address, port: Port) -> bool {
+        let ctx = self.context();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the port is in the first two bytes"
+        )]
+        let peer_port = read_sock(ctx, offset_of!(bpf_sock, dst_port)) as u16;
+        if Port::from_network(peer_port) != port {
+            return false;
+        }
+        // All words are read before the family is checked. Otherwise, LLVM would merge the reads of both
+        // branches into one with a variable offset, which the verifier rejects.
+        let v4 = read_sock(ctx, offset_of!(bpf_sock, dst_ip4));
+        let first = offset_of!(bpf_sock, dst_ip6);
+        let v6 = [
+            read_sock(ctx, first),
+            read_sock(ctx, first + 4),
+            read_sock(ctx, first + 8),
+            read_sock(ctx, first + 12),
+        ];
+        // An IPv6 socket that was connected to an IPv4 address before still has that address, too.
+        let peer = if read_sock(ctx, offset_of!(bpf_sock, family)) == AF_INET {
+            Address::from_v4_word(v4)
+        } else {
+            Address::from_words(v6)
+        };
+        peer == *address
     }
 
     /// Returns true if the socket has the mark of the daemon's sockets.

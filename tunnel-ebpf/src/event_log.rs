@@ -75,12 +75,12 @@ pub(crate) fn not_translated(key: &FrontendKey) {
     );
 }
 
-/// Logs that a datagram goes to the backend that its socket already has.
+/// Logs that a datagram goes to the peer of its connected socket without translation.
 #[inline(always)]
-pub(crate) fn backend_kept(key: &FrontendKey) {
+pub(crate) fn peer_kept(key: &FrontendKey) {
     event!(
         Trace,
-        "backend kept: backend={:i} backend_port={} protocol={}",
+        "peer kept: destination={:i} port={} protocol={}",
         key.address.octets(),
         key.port.to_host(),
         key.protocol.number()

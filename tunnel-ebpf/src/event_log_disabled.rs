@@ -12,7 +12,7 @@ pub(crate) const fn refused(_: &FrontendKey, _: Reason) {}
 pub(crate) const fn not_translated(_: &FrontendKey) {}
 
 #[inline(always)]
-pub(crate) const fn backend_kept(_: &FrontendKey) {}
+pub(crate) const fn peer_kept(_: &FrontendKey) {}
 
 #[inline(always)]
 pub(crate) const fn vip_restored(_: &Origin) {}

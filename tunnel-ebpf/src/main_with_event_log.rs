@@ -9,6 +9,7 @@ mod event_log;
 mod guard;
 mod hooks;
 mod maps;
+mod older;
 mod origin;
 mod packet;
 mod refusal;

@@ -1,6 +1,8 @@
 //! The maps, and all access to them. No other module accesses a map.
 #![expect(unsafe_code, reason = "BPF map access")]
 
+mod older;
+
 use core::{arch::asm, ptr};
 
 use aya_ebpf::{
@@ -14,7 +16,7 @@ use tunnel_common::{
     addr::Address,
     affinity::{Affinity, AffinityKey},
     decide::{self, AffinityChoice, ClientScalars, FrontendRecord, Traffic},
-    origin::{Origin, Overflow, OverflowKey},
+    origin::Origin,
     reason::Reason,
     select,
     service::{
@@ -24,6 +26,10 @@ use tunnel_common::{
     steering::{SteeringKey, SteeringRecord},
 };
 
+pub(crate) use self::older::{
+    few, few_or_new, insert_shared, many, many_of_closed, many_or_new, overflow, remove_overflow,
+    remove_shared, shared,
+};
 use crate::context;
 
 // A size of 1 is a placeholder. The loader sets the actual size from the config and the number of CPUs.
@@ -46,8 +52,6 @@ static SERVICE_COUNTS: Array<ServiceCounts, 1> = Array::new();
 static AFFINITY: LruHashMap<AffinityKey, Affinity, 1> = LruHashMap::new();
 #[btf_map(name = "origin")]
 static ORIGIN: SkStorage<Origin> = SkStorage::new();
-#[btf_map(name = "overflow")]
-static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> = LruHashMap::new();
 #[btf_map(name = "reason_counts")]
 static REASON_COUNTS: PerCpuArray<u64, REASONS> = PerCpuArray::new();
 #[btf_map(name = "steer")]
@@ -57,7 +61,6 @@ static STEERED: Array<SteeringRecord, 1> = Array::new();
 #[btf_map(name = "host")]
 static HOST: Array<u64, 2> = Array::new();
 
-const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
 const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 const NOEXIST: u64 = aya_ebpf::bindings::BPF_NOEXIST as u64;
 const REASONS: usize = Reason::CAPACITY as usize;
@@ -303,8 +306,8 @@ extern "C" fn count_for_service(service: u32, is_refused: u32) -> u32 {
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket in the context.
     let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
-    // SAFETY: the pointer is null, or the value stays mapped until the program ends. Only `touch` and
-    // `mark_overflowed` change the value, and each of them changes a single word.
+    // SAFETY: the pointer is null, or the value stays mapped until the program ends. Only `touch` changes the
+    // value, and it changes a single word.
     unsafe { value.cast_const().as_ref() }
 }
 
@@ -312,28 +315,17 @@ pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
 #[inline(always)]
 pub(crate) fn touch(origin: &'static Origin, now: u64) {
     let last_used = (&raw const origin.last_used).cast_mut();
-    // SAFETY: the value is in socket storage, which programs may write. It is one aligned word.
+    // SAFETY: the value is in a map, which programs may write. It is one aligned word.
     unsafe { last_used.write_volatile(now) };
 }
 
-/// Marks a socket as having older translations in `overflow`.
+/// Stores the last translation of a socket that has none. Returns false if there is no memory.
 #[inline(always)]
-pub(crate) fn mark_overflowed(origin: &'static Origin) {
-    let flags = (&raw const origin.flags).cast_mut();
-    // SAFETY: the value is in socket storage, which programs may write. It is one aligned word, and is
-    // changed only while the socket's lock is held.
-    unsafe { flags.write_volatile(origin.flags | Origin::OVERFLOWED) };
-}
-
-/// Stores a socket's last translation, unless one is already stored. Returns the stored translation, which
-/// may be a concurrent thread's, or `None` if there is no memory.
-#[inline(always)]
-pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> Option<&'static Origin> {
+pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> bool {
     // SAFETY: the helper takes the socket in the context. Readers see the value only after it has been
     // written completely.
     let value = unsafe { ORIGIN.get_or_insert_ptr_mut(ctx, Some(origin)) };
-    // SAFETY: as for `origin`.
-    unsafe { value.cast_const().as_ref() }
+    !value.is_null()
 }
 
 /// Removes a socket's last translation. Returns true if there was one. Programs that are reading the value
@@ -359,38 +351,6 @@ pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
     };
     // SAFETY: as for `origin`.
     unsafe { value.cast_const().cast::<Origin>().as_ref() }
-}
-
-/// Returns an older translation of a socket, if there is an entry that contains the given key.
-#[inline(always)]
-pub(crate) fn overflow(key: &OverflowKey) -> Option<Origin> {
-    // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another key, so it
-    // is copied first, and then the key in the copy is checked.
-    let entry = unsafe { OVERFLOW.get(key) }.copied()?;
-    if entry.key == *key {
-        Some(entry.origin)
-    } else {
-        None
-    }
-}
-
-/// Stores an older translation of a socket. If the map is full, the kernel evicts the least recently used
-/// entry.
-#[inline(always)]
-pub(crate) fn insert_overflow(entry: &Overflow) {
-    // An insertion into an LRU hash map fails only if every entry is in use at that moment. A backend is then
-    // chosen again for the flow.
-    #[expect(
-        clippy::needless_borrows_for_generic_args,
-        reason = "a copy takes stack space"
-    )]
-    let _full: Result<(), i32> = OVERFLOW.insert(&entry.key, entry, 0);
-}
-
-/// Removes an older translation of a socket.
-#[inline(always)]
-pub(crate) fn remove_overflow(key: &OverflowKey) {
-    let _absent: Result<(), i32> = OVERFLOW.remove(key);
 }
 
 /// Returns the index of the steering record for an edge node's address and port.

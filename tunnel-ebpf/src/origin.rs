@@ -1,20 +1,27 @@
 //! Stores a socket's translations, and restores the VIP from them. The last translation is in the socket
-//! storage `origin`; an unconnected socket's older ones are in `overflow`.
+//! storage `origin`; `older` stores the others.
+//!
+//! The kernel holds the socket's lock while any of these hooks runs (`BPF_CGROUP_RUN_SA_PROG_LOCK` in
+//! include/linux/bpf-cgroup.h; TCP's connect() and, from Linux 5.17 on, getpeername() take it before the hook),
+//! and runs the release hook after the last of them. Hooks of the same socket therefore never run at the same
+//! time.
 
 use aya_ebpf::programs::SockContext;
-use tunnel_common::{
-    addr::{Address, Port, Protocol},
-    origin::{Direction, Origin, Overflow, OverflowKey},
-    reason::Reason,
-    service::FrontendKey,
-};
+use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason, service::FrontendKey};
 
-use crate::{context::Sock, event_log, maps};
+use crate::{context::Sock, event_log, maps, older};
 
 /// A socket's translations. The last one is read only once, when this value is created.
 pub(crate) struct Translations<'a, S> {
     sock: &'a S,
     last: Option<&'static Origin>,
+}
+
+/// A socket's translation of a VIP.
+pub(crate) struct KnownTranslation {
+    pub(crate) origin: Origin,
+    /// The number of its entry in `older_few`, or [`older::NONE`] if it is the last translation.
+    pub(crate) entry: u32,
 }
 
 /// The result of storing a translation.
@@ -36,19 +43,7 @@ impl<'a, S: Sock> Translations<'a, S> {
         Self { sock, last }
     }
 
-    /// Returns true if one of the socket's backends has this address and port.
-    #[inline(always)]
-    pub(crate) fn leads_to(&self, key: &FrontendKey) -> bool {
-        let Some(last) = self.last else { return false };
-        last.leads_to(&key.address, key.port)
-            || last.has_older()
-                && self
-                    .older(key.address, key.port, Direction::REVERSE)
-                    .is_some()
-    }
-
-    /// Replaces the backend's address with the VIP. Returns the last translation if the VIP came from it, but
-    /// not if it came from an older one.
+    /// Replaces the backend's address with the VIP. Returns the translation, if there is one.
     #[inline(always)]
     pub(crate) fn restore(&self) -> Option<&'static Origin> {
         let last = self.last?;
@@ -58,54 +53,40 @@ impl<'a, S: Sock> Translations<'a, S> {
             event_log::vip_restored(last);
             return Some(last);
         }
-        if last.has_older()
-            && let Some(older) = self.older(address, port, Direction::REVERSE)
-            && older.leads_to(&address, port)
-        {
-            self.sock.set(&older.vip, older.vip_port);
-            event_log::vip_restored(&older);
+        if !last.has_older() {
+            return None;
         }
-        None
+        let older = older::with_backend(self.sock, &address, port)?;
+        self.sock.set(&older.vip, older.vip_port);
+        event_log::vip_restored(older);
+        Some(older)
     }
 
-    /// Returns the socket's translation of a VIP: either the last translation or an older one. If the socket
-    /// has no last translation, another thread may be replacing it at this moment, so the older ones are read
-    /// too.
+    /// Returns the socket's translation of a VIP: either the last translation or an older one.
     #[inline(always)]
-    pub(crate) fn translation_of(&self, key: &FrontendKey) -> Option<Origin> {
-        match self.last {
-            Some(last) if last.is_for(key) => Some(*last),
-            Some(last) if !last.has_older() => None,
-            Some(_) | None => {
-                let mut older = self.older(key.address, key.port, Direction::FORWARD)?;
-                older.flags |= Origin::OVERFLOWED;
-                Some(older)
-            }
+    pub(crate) fn translation_of(&self, key: &FrontendKey, now: u64) -> Option<KnownTranslation> {
+        let last = self.last?;
+        if last.is_for(key) {
+            let (origin, entry) = (*last, older::NONE);
+            return Some(KnownTranslation { origin, entry });
         }
+        if !last.has_older() {
+            return None;
+        }
+        let ctx = self.sock.context();
+        let entry = older::recall(ctx, &key.address, key.port, now);
+        let origin = *older::recalled(ctx, entry)?;
+        Some(KnownTranslation { origin, entry })
     }
 
-    #[inline(always)]
-    fn older(&self, address: Address, port: Port, direction: Direction) -> Option<Origin> {
-        maps::overflow(&OverflowKey::new(
-            self.sock.cookie(),
-            address,
-            port,
-            direction,
-        ))
-    }
-
-    /// Stores a translation of the socket. If it is a UDP socket, its previous translation moves to
-    /// `overflow`.
+    /// Stores a translation of the socket. If it is a UDP socket, its previous translation moves to the older
+    /// ones. `entry` is the number of the entry in `older_few` that contains the translation already, or
+    /// [`older::NONE`].
     ///
-    /// The value is replaced, not changed in place, so that readers see either the old translation or the new
-    /// one, but never a mixture.
-    ///
-    /// The kernel holds the socket's lock while a connect or send hook runs (`BPF_CGROUP_RUN_SA_PROG_LOCK` in
-    /// include/linux/bpf-cgroup.h; a TCP connect() already holds it), and runs the release hook after the
-    /// last of these hooks. Only one program at a time can therefore change the counts of open connections on
-    /// behalf of a socket: it increments the new backend's count and decrements the old backend's.
+    /// The value in `origin` is replaced, not changed in place, so that the daemon sees either the old
+    /// translation or the new one, but never a mixture.
     #[inline(always)]
-    pub(crate) fn store(self, origin: &mut Origin) -> StoreResult {
+    pub(crate) fn store(self, origin: &mut Origin, entry: u32) -> StoreResult {
         let Self { sock, last } = self;
         if let Some(last) = last {
             if last.is_same(origin) {
@@ -113,9 +94,12 @@ impl<'a, S: Sock> Translations<'a, S> {
                 return StoreResult::Stored;
             }
             if origin.protocol == Protocol::UDP {
-                store_overflow(sock.cookie(), last);
-                origin.flags |= Origin::OVERFLOWED;
+                origin.flags |= last.flags & Origin::LASTING_FLAGS;
+                if older::keep_last(sock.context(), entry, origin.last_used) {
+                    origin.flags |= Origin::HAS_OLDER;
+                }
             }
+            origin.tracked_by = last.tracked_by;
             remove_last(sock, last);
         }
         let is_kernel_socket = sock.is_kernel_socket();
@@ -126,57 +110,65 @@ impl<'a, S: Sock> Translations<'a, S> {
             // Replies need the translation, but it is not counted, because no hook runs when the socket is
             // closed.
             origin.flags &= !Origin::COUNTED;
+        } else if last.is_none() {
+            origin.tracked_by = Origin::TRACKED;
         }
-        let Some(stored) = maps::insert_origin(sock.context(), origin) else {
-            if last.is_some() && !is_kernel_socket {
+        if !maps::insert_origin(sock.context(), origin) {
+            if last.is_some() && origin.is_tracked() {
                 maps::count_reason(Reason::SocketReleased);
             }
             return StoreResult::NoMemory;
-        };
-        if !stored.is_same(origin) {
-            // Another thread stored its translation first. That one stays, and this one moves to `overflow`.
-            store_overflow(sock.cookie(), origin);
-            maps::mark_overflowed(stored);
-            return StoreResult::Stored;
         }
         if let Some(index) = origin.counted_index() {
             maps::count_opened(index);
         }
-        if last.is_none() && !origin.has_older() && !is_kernel_socket {
+        if last.is_none() && origin.is_tracked() {
             maps::count_reason(Reason::SocketTracked);
         }
         StoreResult::Stored
     }
 
-    /// Removes the translation to an address that the socket now dials directly, so that getpeername() shows
+    /// Removes the translations to an address that the socket now dials directly, so that getpeername() shows
     /// this address instead of the VIP.
     #[inline(always)]
     pub(crate) fn remove(self, key: &FrontendKey) {
         let Self { sock, last } = self;
         let Some(last) = last else { return };
-        if last.has_older() {
-            let (address, port) = (key.address, key.port);
-            let key = OverflowKey::new(sock.cookie(), address, port, Direction::REVERSE);
-            maps::remove_overflow(&key);
+        let (flags, tracked_by) = (last.flags & Origin::LASTING_FLAGS, last.tracked_by);
+        if flags != 0 {
+            older::remove(sock.context(), &key.address, key.port);
         }
-        if last.leads_to(&key.address, key.port) {
-            remove_last(sock, last);
-            if !sock.is_kernel_socket() {
-                maps::count_reason(Reason::SocketReleased);
+        if !last.leads_to(&key.address, key.port) {
+            return;
+        }
+        remove_last(sock, last);
+        if flags != 0 {
+            let mut empty = Origin::without_translation();
+            (empty.flags, empty.tracked_by) = (flags, tracked_by);
+            if maps::insert_origin(sock.context(), &mut empty) {
+                return;
             }
+        }
+        if tracked_by == Origin::TRACKED {
+            maps::count_reason(Reason::SocketReleased);
         }
     }
 }
 
-/// Handles the close of a socket, and counts it if the socket has a translation.
+/// Handles the close of a socket, and counts it if the socket is tracked.
 #[inline(always)]
 pub(crate) fn release(ctx: &SockContext) {
     if let Some(origin) = maps::origin_of_closed(ctx) {
         if let Some(index) = origin.counted_index() {
             maps::count_closed(index);
         }
-        maps::count_reason(Reason::SocketReleased);
+        if origin.is_tracked() {
+            maps::count_reason(Reason::SocketReleased);
+        }
         event_log::socket_closed(origin);
+        if origin.flags & Origin::HAS_OLDER != 0 {
+            older::release(ctx);
+        }
     }
 }
 
@@ -190,24 +182,4 @@ fn remove_last<S: Sock>(sock: &S, last: &Origin) {
     {
         maps::count_closed(index);
     }
-}
-
-/// Stores a translation in `overflow` twice: under its VIP, and under its backend. Not inlined, because the
-/// callers' stack frames have no room for an entry.
-#[inline(never)]
-fn store_overflow(cookie: u64, origin: &Origin) {
-    // The two writes use one entry, because the stack is small. Addresses are copied in halves, because LLVM
-    // compiles a plain copy into a call to a loop, and the verifier follows every iteration of that loop.
-    let by_halves = |address: Address| Address::from_halves(address.halves());
-    let vip = by_halves(origin.vip);
-    let mut entry = Overflow {
-        key: OverflowKey::new(cookie, vip, origin.vip_port, Direction::FORWARD),
-        origin: *origin,
-    };
-    maps::insert_overflow(&entry);
-    entry.key.address = by_halves(origin.backend);
-    entry.key.port = origin.backend_port;
-    entry.key.direction = Direction::REVERSE;
-    maps::insert_overflow(&entry);
-    maps::count_reason(Reason::Overflowed);
 }

@@ -9,7 +9,7 @@ use tunnel_common::{
 
 use crate::{
     context::{self, ALLOW, DENY, Sock},
-    event_log, maps,
+    event_log, maps, older,
     origin::{StoreResult, Translations},
 };
 
@@ -81,7 +81,7 @@ pub(crate) fn refuse<S: Sock>(
     let refusing_port = Port::from_host(1);
     let mut origin = Origin::new(key, loopback, refusing_port);
     origin.last_used = context::now();
-    if Translations::of(sock).store(&mut origin) != StoreResult::Stored {
+    if Translations::of(sock).store(&mut origin, older::NONE) != StoreResult::Stored {
         return DENY;
     }
     sock.set(&loopback, refusing_port);

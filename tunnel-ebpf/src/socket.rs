@@ -15,7 +15,8 @@ use crate::{
     context::{self, ALLOW, DENY, Sock},
     event_log,
     maps::{self, KernelMaps},
-    origin::{StoreResult, Translations},
+    older,
+    origin::{KnownTranslation, StoreResult, Translations},
     refusal::{ECONNREFUSED, EHOSTUNREACH, ENOMEM, Refusal, SystemCall, UNSTABLE, refuse},
     steering::{self, SteeringResult},
 };
@@ -66,16 +67,15 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
             return ALLOW;
         }
     };
-    // For a connected v4-mapped socket, each send runs this hook with the backend's address. If that address
-    // is also a frontend, it must not be translated again.
-    let translations = Translations::of(sock);
-    if translations.leads_to(&key) {
-        event_log::backend_kept(&key);
+    // For a connected v4-mapped socket, each send runs this hook with the peer's address. The peer is a backend,
+    // or was no frontend yet when the socket connected to it. Replies from another address would not arrive.
+    if sock.is_peer(&key.address, key.port) {
+        event_log::peer_kept(&key);
         return ALLOW;
     }
     let refusal = match record {
         Some(_) if steering::is_daemon_socket(sock) => return ALLOW,
-        Some(record) => match translate(sock, translations, &key, record) {
+        Some(record) => match translate(sock, Translations::of(sock), &key, record) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
         },
@@ -120,14 +120,15 @@ fn translate<S: Sock>(
     } else {
         None
     };
-    let (mut origin, mut reason) = if let Some(kept) = kept {
-        (kept, Reason::TranslatedSticky)
+    let (mut origin, entry, mut reason) = if let Some(kept) = kept {
+        (kept.origin, kept.entry, Reason::TranslatedSticky)
     } else {
-        choose(sock, key, record)?
+        let (origin, reason) = choose(sock, key, record)?;
+        (origin, older::NONE, reason)
     };
     origin.last_used = now;
-    origin.flags |= Origin::COUNTED;
-    match translations.store(&mut origin) {
+    origin.flags = Origin::COUNTED;
+    match translations.store(&mut origin, entry) {
         StoreResult::Stored => {}
         StoreResult::KernelSocket => reason = Reason::TranslatedKernel,
         StoreResult::NoMemory if is_udp => {
@@ -199,14 +200,8 @@ fn kept_translation<S: Sock>(
     key: &FrontendKey,
     frontend: &Frontend,
     now: u64,
-) -> Option<Origin> {
-    let mut kept = translations.translation_of(key)?;
-    let backend = decide::flow_backend(&KernelMaps, frontend, &kept, now)?;
-    // If the kernel reused the hash element during the copy, the copy may mix two translations. The key and
-    // the backend's entry are unaffected, so the addresses are taken from them.
-    kept.vip = key.address;
-    kept.vip_port = key.port;
-    kept.backend = backend.address;
-    kept.backend_port = backend.port;
-    Some(kept)
+) -> Option<KnownTranslation> {
+    let kept = translations.translation_of(key, now)?;
+    let is_kept = decide::flow_backend(&KernelMaps, frontend, &kept.origin, now).is_some();
+    is_kept.then_some(kept)
 }

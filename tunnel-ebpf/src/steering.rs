@@ -14,7 +14,7 @@ use tunnel_common::{
 
 use crate::{
     context::{self, Sock},
-    event_log, maps,
+    event_log, maps, older,
     origin::{StoreResult, Translations},
 };
 
@@ -65,7 +65,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
         return SteeringResult::NoRoute;
     }
     let mut origin = Origin::new(key, record.steering_address, record.ingress_port);
-    let reason = if Translations::of(sock).store(&mut origin) == StoreResult::Stored {
+    let reason = if Translations::of(sock).store(&mut origin, older::NONE) == StoreResult::Stored {
         Reason::Steered
     } else {
         Reason::SteeredUntracked

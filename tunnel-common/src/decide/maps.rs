@@ -110,14 +110,22 @@ impl ClientScalars {
     }
 }
 
+/// A client, and how it was identified.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Identity {
+    /// The client.
+    pub client: ClientScalars,
+    /// True if the client is identified by the source address that is already set, such as the address that a
+    /// socket is bound to. A process can bind a socket to any address, so this counts only if the client's
+    /// network namespace has the address, and if it is not a loopback address.
+    pub is_by_source: bool,
+}
+
 /// The socket or packet for which a backend is chosen.
 pub trait ClientContext {
     /// Returns the client, which is identified by an address of the given family if there is one. Called only
     /// if the choice depends on the client.
-    fn client(&self, is_v4: bool) -> ClientScalars;
-
-    /// Returns true if a source address of the given family is already set.
-    fn has_source_address(&self, is_v4: bool) -> bool;
+    fn client(&self, is_v4: bool) -> Identity;
 
     /// Returns true if the source address is a loopback address, which has no route to a backend.
     fn is_bound_to_loopback(&self, is_v4: bool) -> bool;

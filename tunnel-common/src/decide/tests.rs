@@ -101,16 +101,15 @@ const fn client(address: Option<[u8; 4]>, is_bound: bool, is_host: bool) -> Clie
 }
 
 impl ClientContext for Client {
-    fn client(&self, _: bool) -> ClientScalars {
+    fn client(&self, _: bool) -> Identity {
         use crate::affinity::Client;
-        ClientScalars::new(&match self.address {
-            Some(ip) => Client::of_address(Address::from_ip(ip.into())),
-            None => Client::of_namespace(7),
-        })
-    }
-
-    fn has_source_address(&self, _: bool) -> bool {
-        self.is_bound
+        Identity {
+            client: ClientScalars::new(&match self.address {
+                Some(ip) => Client::of_address(Address::from_ip(ip.into())),
+                None => Client::of_namespace(7),
+            }),
+            is_by_source: self.is_bound,
+        }
     }
 
     fn is_bound_to_loopback(&self, _: bool) -> bool {
@@ -412,7 +411,7 @@ fn the_second_of_two_concurrent_connects_uses_the_entry_of_the_first() {
             index,
             state,
             key: AffinityKey {
-                client: POD.client(true).client(),
+                client: POD.client(true).client.client(),
                 service: 3,
             },
         }))

@@ -83,6 +83,9 @@ sizes! {
     steering, "steering": Steering of Steering = 16_384;
     /// Clients with session affinity: each client of each Service port counts once.
     affinity, "affinity": Affinity of Affinity = 16_384;
+    /// Translations of UDP sockets that use more than about 120 VIPs. Up to that number, a socket's translations
+    /// are stored with the socket. When the map is full, further translations are lost and counted.
+    shared_translations, "sharedTranslations": SharedTranslations of SharedTranslations = 8192;
 }
 
 /// A group of maps that refer to each other by index and are therefore replaced together.
@@ -94,11 +97,18 @@ pub enum MapGroup {
     Steering,
     /// The session affinity map, which holds the backend that each client keeps.
     Affinity,
+    /// The map of the translations for which there is no room in the storage of their sockets.
+    SharedTranslations,
 }
 
 impl MapGroup {
     /// All groups.
-    pub const ALL: [Self; 3] = [Self::Services, Self::Steering, Self::Affinity];
+    pub const ALL: [Self; 4] = [
+        Self::Services,
+        Self::Steering,
+        Self::Affinity,
+        Self::SharedTranslations,
+    ];
 }
 
 impl MapSizes {
@@ -115,6 +125,7 @@ impl MapSizes {
             source_ranges: number,
             steering: number,
             affinity: number,
+            shared_translations: number,
         }
     }
 
@@ -204,6 +215,8 @@ pub enum Headroom {
     /// As many additional entries as the size, because removed indices wait in quarantine before they are
     /// reused, and one more for the probe.
     Quarantine,
+    /// As many additional entries as the size, because each translation has two entries.
+    Pairs,
 }
 
 impl Headroom {
@@ -216,6 +229,7 @@ impl Headroom {
             Self::Update => size + size / 8 + 64,
             Self::Probe => size + 1,
             Self::Quarantine => size * 2 + 1,
+            Self::Pairs => size * 2,
         }
     }
 
@@ -232,6 +246,7 @@ impl Headroom {
             }
             Self::Probe => entries.saturating_sub(1),
             Self::Quarantine => entries.saturating_sub(1) / 2,
+            Self::Pairs => entries / 2,
         }
     }
 }
@@ -263,6 +278,7 @@ mod tests {
             Headroom::Update,
             Headroom::Probe,
             Headroom::Quarantine,
+            Headroom::Pairs,
         ] {
             for size in (0..200).chain([4096, 65_536, 131_072]) {
                 assert_eq!(

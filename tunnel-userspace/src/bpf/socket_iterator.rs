@@ -19,8 +19,8 @@ use crate::sockets::TranslatedSocket;
 
 /// The kernel function that an iterator over a socket storage map is attached to.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
-/// The size of the record that the program writes for each socket: a [`TranslatedSocket`], which ends with an
-/// [`Origin`].
+/// The size of the record that the program writes for each socket: a [`TranslatedSocket`]. It ends with the
+/// [`Origin`] with which the map's value begins.
 const RECORD_SIZE: usize = size_of::<TranslatedSocket>();
 /// The maximum number of bytes to read in one batch of records.
 const BATCH_SIZE: usize = 400 * RECORD_SIZE;

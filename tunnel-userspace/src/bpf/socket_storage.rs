@@ -6,6 +6,7 @@ use std::{io, os::fd::AsFd as _, path::Path};
 use tunnel_common::{
     LAYOUT_VERSION,
     lookup::{Lookup, look_up},
+    older::OlderFew,
     origin::{Origin, Overflow, OverflowKey},
     service::{Backend, FrontendKey},
     table,
@@ -44,6 +45,7 @@ fn into_io_error(error: ReadError) -> io::Error {
 /// The maps that hold sockets' translations.
 pub struct SocketStorage {
     iterator: SocketIterator,
+    older_iterator: SocketIterator,
     overflow: MapHandle<OverflowKey, Overflow>,
     maps: KernelMaps,
 }
@@ -60,11 +62,13 @@ impl SocketStorage {
         let directory = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);
         let directory = bpffs.join(directory.to_string());
         let (origin, _) = sys::open_map::<u32, Origin>(&directory, &table::ORIGIN)?;
+        let (older_few, _) = sys::open_map::<u32, OlderFew>(&directory, &table::OLDER_FEW)?;
+        let attach = |map| SocketIterator::attach(map).map_err(SocketStorageError::Iterator);
         Ok(Self {
             overflow: MapHandle::open(&directory, &table::OVERFLOW)?,
             maps: KernelMaps::open(&directory)?,
-            iterator: SocketIterator::attach(origin.as_fd())
-                .map_err(SocketStorageError::Iterator)?,
+            iterator: attach(origin.as_fd())?,
+            older_iterator: attach(older_few.as_fd())?,
         })
     }
 }
@@ -72,6 +76,13 @@ impl SocketStorage {
 impl TranslationMaps for SocketStorage {
     fn sockets(&self, visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>) -> io::Result<()> {
         self.iterator.for_each(visit)
+    }
+
+    fn older_translations(
+        &self,
+        visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.older_iterator.for_each(visit)
     }
 
     fn backend(&self, index: u32) -> io::Result<Option<Backend>> {
@@ -108,7 +119,7 @@ impl TranslationMaps for SocketStorage {
         }
     }
 
-    fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
+    fn overflow(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
         let found = self.overflow.find(key).map_err(into_io_error)?;
         // The kernel may reuse the element for another key while it is being read.
         let found = found.filter(|overflow| overflow.key == *key);

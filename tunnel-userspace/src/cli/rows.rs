@@ -74,7 +74,7 @@ impl Row {
             MapSize::Slots => Some(Self::Slots),
             MapSize::Backends => Some(Self::Backends),
             MapSize::SourceRanges => Some(Self::SourceRanges),
-            MapSize::Steering | MapSize::Affinity => None,
+            MapSize::Steering | MapSize::Affinity | MapSize::SharedTranslations => None,
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct TranslatedSocket {
     pub namespace: u32,
     /// The socket's state (see `net/tcp_states.h`).
     pub state: u32,
-    /// The socket's latest translation.
+    /// The socket's last translation, or the first of its older ones.
     pub origin: Origin,
 }
 
@@ -61,12 +61,23 @@ pub trait TranslationMaps: Send + Sync {
     /// Returns an error if the map can't be read.
     fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>>;
 
-    /// Returns an older translation of a socket, if there is one for this key.
+    /// Calls `visit` for every socket that has older translations, with the first of them. If one of the older
+    /// translations leads to the peer that the socket is connected to, it is the first.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the kernel can't list the sockets or `visit` fails.
+    fn older_translations(
+        &self,
+        visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>,
+    ) -> io::Result<()>;
+
+    /// Returns an older translation that a program of layout 7 or earlier stored, if there is one for this key.
     ///
     /// # Errors
     ///
     /// Returns an error if the map can't be read.
-    fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
+    fn overflow(&self, key: &OverflowKey) -> io::Result<Option<Origin>>;
 }
 
 /// A search for stale sockets, with the protocols to search for and the maps to read.
@@ -75,6 +86,8 @@ pub(super) struct StaleSearch<'a, M> {
     pub(super) maps: &'a M,
     /// The service port id, address and port of each serving backend, read on first use.
     serving: OnceLock<HashSet<(u32, Address, Port)>>,
+    /// The first older translation of each connected socket that has one, by cookie. Read on first use.
+    older: OnceLock<HashMap<u64, Origin>>,
 }
 
 /// A first filter that selects the suspects among all sockets. It reads each backend only once.
@@ -96,7 +109,7 @@ impl<'a, M: TranslationMaps> SuspectFilter<'a, M> {
         if !self.search.protocols.contains(&protocol) || !is_connected(protocol, socket.state) {
             return Ok(false);
         }
-        if origin.flags & Origin::OVERFLOWED != 0 {
+        if origin.has_older() {
             return Ok(true);
         }
         let backend = match self.backends.get(&origin.index) {
@@ -117,6 +130,7 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
             protocols,
             maps,
             serving: OnceLock::new(),
+            older: OnceLock::new(),
         }
     }
 
@@ -124,7 +138,7 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
     /// socket that has no translation to its peer is never stale, since its translations come from
     /// unconnected sends.
     pub(super) fn is_stale(&self, socket: &ListedSocket, newest: &Origin) -> io::Result<bool> {
-        let Some(origin) = translation(socket, newest, self.maps)? else {
+        let Some(origin) = self.translation(socket, newest)? else {
             return Ok(false);
         };
         // Re-read the backend, since its index may have been reused after the first filter ran.
@@ -170,28 +184,45 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
         let serving = serving.collect();
         Ok(self.serving.get_or_init(|| serving).contains(&key))
     }
-}
 
-/// Returns the translation that leads to a connected socket's peer, if there is one.
-fn translation(
-    socket: &ListedSocket,
-    newest: &Origin,
-    maps: &impl TranslationMaps,
-) -> io::Result<Option<Origin>> {
-    let (address, port) = socket.peer();
-    if newest.leads_to(&address, port) {
-        return Ok(Some(*newest));
+    /// Returns the translation that leads to a connected socket's peer, if there is one.
+    fn translation(&self, socket: &ListedSocket, newest: &Origin) -> io::Result<Option<Origin>> {
+        let (address, port) = socket.peer();
+        if newest.leads_to(&address, port) {
+            return Ok(Some(*newest));
+        }
+        if newest.flags & Origin::HAS_OLDER != 0
+            && let Some(older) = self.older_translation(socket.cookie())?
+            && older.leads_to(&address, port)
+        {
+            return Ok(Some(older));
+        }
+        if newest.flags & Origin::OVERFLOWED == 0 {
+            return Ok(None);
+        }
+        let older = self.maps.overflow(&OverflowKey::new(
+            socket.cookie(),
+            address,
+            port,
+            Direction::REVERSE,
+        ))?;
+        Ok(older.filter(|older| older.leads_to(&address, port)))
     }
-    if newest.flags & Origin::OVERFLOWED == 0 {
-        return Ok(None);
+
+    /// Returns the first older translation of a connected socket.
+    fn older_translation(&self, cookie: u64) -> io::Result<Option<Origin>> {
+        if let Some(older) = self.older.get() {
+            return Ok(older.get(&cookie).copied());
+        }
+        let mut older = HashMap::new();
+        self.maps.older_translations(&mut |socket| {
+            if is_connected(Protocol::UDP, socket.state) {
+                older.insert(socket.cookie, socket.origin);
+            }
+            Ok(())
+        })?;
+        Ok(self.older.get_or_init(|| older).get(&cookie).copied())
     }
-    let older = maps.older_translation(&OverflowKey::new(
-        socket.cookie(),
-        address,
-        port,
-        Direction::REVERSE,
-    ))?;
-    Ok(older.filter(|older| older.leads_to(&address, port)))
 }
 
 /// Returns true if the backend at a socket's index is still the socket's backend and is still serving.

@@ -26,7 +26,14 @@ impl TranslationMaps for EmptyMaps {
         Ok(None)
     }
 
-    fn older_translation(&self, _: &OverflowKey) -> io::Result<Option<Origin>> {
+    fn older_translations(
+        &self,
+        _: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn overflow(&self, _: &OverflowKey) -> io::Result<Option<Origin>> {
         Ok(None)
     }
 }

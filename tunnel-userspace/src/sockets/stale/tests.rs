@@ -27,7 +27,9 @@ struct Case {
     front: FrontendKey,
     /// The id of the service port that owns the frontend.
     owner: Option<u32>,
-    older: Option<(OverflowKey, Origin)>,
+    /// The first older translation, and the entry in the map of layout 7.
+    older: Option<Origin>,
+    overflow: Option<(OverflowKey, Origin)>,
 }
 
 impl Case {
@@ -51,6 +53,7 @@ impl Case {
             front,
             owner: Some(3),
             older: None,
+            overflow: None,
         };
         case.put(INDEX, 3);
         case
@@ -114,8 +117,21 @@ impl TranslationMaps for Case {
         Ok(self.owner.filter(|_| *front == self.front))
     }
 
-    fn older_translation(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
-        let older = self.older.filter(|(known, _)| known == key);
+    fn older_translations(
+        &self,
+        visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.older.map_or(Ok(()), |origin| {
+            let state = ESTABLISHED;
+            visit(TranslatedSocket {
+                origin,
+                ..self.socket(state)
+            })
+        })
+    }
+
+    fn overflow(&self, key: &OverflowKey) -> io::Result<Option<Origin>> {
+        let older = self.overflow.filter(|(known, _)| known == key);
         Ok(older.map(|(_, origin)| origin))
     }
 }
@@ -219,23 +235,44 @@ fn a_socket_stays_where_its_address_went_to_another_port_with_the_same_endpoint(
 
 #[test]
 fn a_socket_that_sent_to_another_cluster_ip_goes_with_the_backend_it_is_connected_to() {
-    let send_to_another = |case: &mut Case| {
+    let send_to_another = |case: &mut Case, flags: u16| {
         let key = OverflowKey::new(COOKIE, case.to, PORT, Direction::REVERSE);
-        case.older = Some((key, case.origin));
+        if flags == Origin::HAS_OLDER {
+            case.older = Some(case.origin);
+        } else {
+            case.overflow = Some((key, case.origin));
+        }
         case.origin.backend = case.elsewhere;
         case.origin.index = INDEX + 1;
-        case.origin.flags = Origin::OVERFLOWED;
+        case.origin.flags = flags;
     };
-    assert_not_stale("its own backend serves", UDP, send_to_another);
-    assert_stale("its own backend has gone", UDP, |case| {
-        send_to_another(case);
-        remove_backend(case);
-    });
-    assert_not_stale("its own backend is not known", UDP, |case| {
-        send_to_another(case);
-        remove_backend(case);
-        case.older = None;
-    });
+    for flags in [Origin::HAS_OLDER, Origin::OVERFLOWED] {
+        assert_not_stale("its own backend serves", UDP, |case| {
+            send_to_another(case, flags);
+        });
+        assert_stale("its own backend has gone", UDP, |case| {
+            send_to_another(case, flags);
+            remove_backend(case);
+        });
+        assert_not_stale("its own backend is not known", UDP, |case| {
+            send_to_another(case, flags);
+            remove_backend(case);
+            case.older = None;
+            case.overflow = None;
+        });
+        assert_not_stale("its first older translation leads elsewhere", UDP, |case| {
+            send_to_another(case, flags);
+            remove_backend(case);
+            let elsewhere = case.elsewhere;
+            for older in case
+                .older
+                .iter_mut()
+                .chain(case.overflow.iter_mut().map(|(_, it)| it))
+            {
+                older.backend = elsewhere;
+            }
+        });
+    }
 }
 
 #[test]

@@ -1,0 +1,561 @@
+//! Finds, stores and moves the older translations of UDP sockets (see `tunnel_common::older`).
+//!
+//! The steps are global functions, because the verifier checks a global function only once, and need not
+//! distinguish the numbers that it returns. All arguments are scalars or the context, because Linux 5.10 permits
+//! no others.
+#![expect(unsafe_code, reason = "global functions need `no_mangle`")]
+
+use aya_ebpf::{
+    bindings::{bpf_sock, bpf_sock_addr},
+    programs::{SockAddrContext, SockContext},
+};
+use tunnel_common::{
+    addr::{Address, Port},
+    older::{FEW, MANY, MAX_SHARED, OlderFew, OlderMany, OlderShared, tags},
+    origin::{Direction, Origin, OverflowKey},
+    reason::Reason,
+};
+
+use crate::{
+    context::{Sock, Sock4, in_register},
+    maps,
+};
+
+/// No entry.
+pub(crate) const NONE: u32 = u32::MAX;
+/// The translation is in `older_shared`. Smaller numbers stand for entries in `older_few`, and from [`FEW`] on
+/// for entries in `older_many`.
+const SHARED: u32 = FEW + MANY;
+/// The translation is in `overflow`.
+const OVERFLOW: u32 = SHARED + 1;
+
+/// Directions, as scalars.
+const FORWARD: u32 = 0;
+const REVERSE: u32 = 1;
+
+/// Finds the older translation of a VIP, and moves it to `older_few` if it is elsewhere. Returns the number of
+/// its entry in `older_few`, or [`NONE`].
+#[inline(always)]
+pub(crate) fn recall(ctx: &SockAddrContext, vip: &Address, port: Port, now: u64) -> u32 {
+    let [upper, lower] = vip.halves();
+    recall_to_few(ctx.sock_addr, upper, lower, port.to_network().into(), now)
+}
+
+/// Returns an entry in `older_few`.
+#[inline(always)]
+pub(crate) fn recalled(ctx: &SockAddrContext, number: u32) -> Option<&'static Origin> {
+    let few: &'static OlderFew = maps::few(ctx)?;
+    few.entries.get(in_register(number))
+}
+
+/// Moves a socket's last translation to the older ones. `vacant` is the number of the entry in `older_few` whose
+/// translation becomes the last one, or [`NONE`]. Returns true if the socket has a value in `older_few`.
+#[inline(always)]
+pub(crate) fn keep_last(ctx: &SockAddrContext, vacant: u32, now: u64) -> bool {
+    move_last_to_few(ctx.sock_addr, vacant, now) != 0
+}
+
+/// Returns the older translation that leads to a backend.
+#[inline(always)]
+pub(crate) fn with_backend<S: Sock>(
+    sock: &S,
+    backend: &Address,
+    port: Port,
+) -> Option<&'static Origin> {
+    let ctx = sock.context();
+    let [upper, lower] = backend.halves();
+    let number = find_backend(ctx.sock_addr, upper, lower, port.to_network().into());
+    if number < FEW {
+        let few: &'static OlderFew = maps::few(ctx)?;
+        return few.entries.get(in_register(number));
+    }
+    if number < SHARED {
+        let many: &'static OlderMany = maps::many(ctx)?;
+        return many.entries.get(in_register(number - FEW));
+    }
+    let key = OverflowKey::new(sock.cookie(), *backend, port, Direction::REVERSE);
+    if number == SHARED {
+        return maps::shared(&key).map(|entry| &entry.origin);
+    }
+    if number == OVERFLOW {
+        return maps::overflow(&key);
+    }
+    None
+}
+
+/// Removes all older translations that lead to an address.
+#[inline(always)]
+pub(crate) fn remove(ctx: &SockAddrContext, backend: &Address, port: Port) {
+    let [upper, lower] = backend.halves();
+    remove_backend(ctx.sock_addr, upper, lower, port.to_network().into());
+}
+
+/// Removes the entries in `older_shared` of a socket that is being closed.
+#[inline(always)]
+pub(crate) fn release(ctx: &SockContext) {
+    // MAX_SHARED bounds the loop, as the verifier requires.
+    for _ in 0..MAX_SHARED {
+        if release_oldest_shared(ctx.sock) == 0 {
+            return;
+        }
+    }
+}
+
+/// Removes the oldest translation in `older_shared` of a socket that is being closed. Returns 0 if there is
+/// none.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn release_oldest_shared(sock: *mut bpf_sock) -> u32 {
+    let Some(many) = maps::many_of_closed(&SockContext::new(sock)) else {
+        return 0;
+    };
+    if many.shared == 0 {
+        return 0;
+    }
+    remove_oldest_shared(many);
+    1
+}
+
+#[inline(always)]
+fn port_of(word: u32) -> Port {
+    #[expect(clippy::cast_possible_truncation, reason = "a port")]
+    Port::from_network(word as u16)
+}
+
+#[inline(always)]
+fn direction_of(number: u32) -> Direction {
+    if number == FORWARD {
+        Direction::FORWARD
+    } else {
+        Direction::REVERSE
+    }
+}
+
+/// Searches `older_few`. Returns the number of the entry, or [`NONE`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn find_few(
+    ctx: *mut bpf_sock_addr,
+    upper: u64,
+    lower: u64,
+    port: u32,
+    direction: u32,
+) -> u32 {
+    let Some(few) = maps::few(&SockAddrContext::new(ctx)) else {
+        return NONE;
+    };
+    let address = Address::from_halves([upper, lower]);
+    let found = few.find(
+        &address,
+        port_of(port),
+        direction_of(direction),
+        in_register,
+    );
+    found.unwrap_or(NONE)
+}
+
+/// Searches `older_many`. Returns the number of the entry, or [`NONE`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn find_many(
+    ctx: *mut bpf_sock_addr,
+    upper: u64,
+    lower: u64,
+    port: u32,
+    direction: u32,
+) -> u32 {
+    let Some(many) = maps::many(&SockAddrContext::new(ctx)) else {
+        return NONE;
+    };
+    let address = Address::from_halves([upper, lower]);
+    let is_match = |number| matches_many(ctx, number, upper, lower, port << 1 | direction) != 0;
+    let found = many.find(
+        &address,
+        port_of(port),
+        direction_of(direction),
+        in_register,
+        is_match,
+    );
+    found.unwrap_or(NONE)
+}
+
+/// Calls [`OlderMany::matches`]. The lowest bit of `port` is the direction. Returns 1 for true.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn matches_many(
+    ctx: *mut bpf_sock_addr,
+    number: u32,
+    upper: u64,
+    lower: u64,
+    port: u32,
+) -> u32 {
+    let Some(many) = maps::many(&SockAddrContext::new(ctx)) else {
+        return 0;
+    };
+    let address = Address::from_halves([upper, lower]);
+    let direction = direction_of(port & 1);
+    let is_match = many.matches(in_register(number), &address, port_of(port >> 1), direction);
+    is_match.into()
+}
+
+/// Returns the number of the entry in `older_few` to reuse, from `first` on.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn least_recent_few(ctx: *mut bpf_sock_addr, first: u32) -> u32 {
+    let few = maps::few(&SockAddrContext::new(ctx));
+    few.map_or(NONE, |few| few.least_recent(first, in_register))
+}
+
+/// Returns the number of the entry in `older_many` to reuse.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn least_recent_many(ctx: *mut bpf_sock_addr) -> u32 {
+    let many = maps::many(&SockAddrContext::new(ctx));
+    many.map_or(NONE, |many| many.least_recent(in_register))
+}
+
+/// Returns the number of the first entry in `older_few` that may move: the first entry stays if it leads to the
+/// peer that the socket is connected to.
+#[inline(always)]
+fn first_movable(ctx: &SockAddrContext, few: &OlderFew) -> u32 {
+    let [front, ..] = &few.entries;
+    let is_peer = Sock4::new(ctx).is_peer(&front.backend, front.backend_port);
+    (front.last_used != 0 && is_peer).into()
+}
+
+/// Finds the older translation of a VIP, and moves it to `older_few` if it is elsewhere.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn recall_to_few(
+    ctx: *mut bpf_sock_addr,
+    upper: u64,
+    lower: u64,
+    port: u32,
+    now: u64,
+) -> u32 {
+    let number = find_few(ctx, upper, lower, port, FORWARD);
+    if number != NONE {
+        return number;
+    }
+    let context = SockAddrContext::new(ctx);
+    let Some(few) = maps::few(&context) else {
+        return NONE;
+    };
+    let first = first_movable(&context, few);
+    let from = find_many(ctx, upper, lower, port, FORWARD);
+    if from != NONE {
+        let to = least_recent_few(ctx, first);
+        exchange(&context, from, to);
+        return to;
+    }
+    let vip = Address::from_halves([upper, lower]);
+    let cookie = Sock4::new(&context).cookie();
+    let key = OverflowKey::new(cookie, vip, port_of(port), Direction::FORWARD);
+    let Some(shared) = maps::shared(&key) else {
+        return NONE;
+    };
+    let to = least_recent_few(ctx, first);
+    move_few_to_many(ctx, to, now);
+    // If the translation was the oldest one in `older_shared`, it may just have been removed. The kernel does
+    // not change a removed element until it is used again.
+    if let Some(entry) = few.entries.get_mut(in_register(to)) {
+        // The entry in `older_shared` stays in the socket's queue.
+        *entry = shared.origin;
+    }
+    to
+}
+
+/// Exchanges an entry in `older_many` with one in `older_few`.
+#[inline(always)]
+fn exchange(ctx: &SockAddrContext, from: u32, to: u32) {
+    let (Some(few), Some(many)) = (maps::few(ctx), maps::many(ctx)) else {
+        return;
+    };
+    let index = in_register(from);
+    if let Some(one) = few.entries.get_mut(in_register(to))
+        && let Some(other) = many.entries.get_mut(index)
+        && let Some(tag) = many.tags.get_mut(index)
+    {
+        *tag = tags(one);
+        many.scratch.origin = *one;
+        *one = *other;
+        *other = many.scratch.origin;
+    }
+}
+
+/// Moves the last translation to `older_few`. Returns 0 if there is no memory for a value there.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn move_last_to_few(ctx: *mut bpf_sock_addr, vacant: u32, now: u64) -> u32 {
+    let context = SockAddrContext::new(ctx);
+    let Some(last) = maps::origin(&context) else {
+        return 0;
+    };
+    let Some(few) = maps::few_or_new(&context) else {
+        maps::count_reason(Reason::TranslationLost);
+        return 0;
+    };
+    if last.last_used == 0 {
+        return 1;
+    }
+    if let Some(entry) = few.entries.get_mut(in_register(vacant)) {
+        entry.last_used = 0;
+    }
+    let sock = Sock4::new(&context);
+    // The daemon identifies the socket by its cookie, which the kernel creates on demand.
+    let _cookie = sock.cookie();
+    // The translation that leads to the peer belongs into the first entry.
+    let is_peer = sock.is_peer(&last.backend, last.backend_port);
+    let first = if is_peer {
+        1
+    } else {
+        first_movable(&context, few)
+    };
+    let [front, ..] = &few.entries;
+    if !is_peer || front.is_live(now) {
+        let to = least_recent_few(ctx, first);
+        move_few_to_many(ctx, to, now);
+        if is_peer {
+            copy_within_few(ctx, to);
+        } else if let Some(entry) = few.entries.get_mut(in_register(to)) {
+            *entry = *last;
+        }
+    }
+    if is_peer {
+        let [front, ..] = &mut few.entries;
+        *front = *last;
+    }
+    1
+}
+
+/// Copies the first entry in `older_few` to another one. Returns 0.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn copy_within_few(ctx: *mut bpf_sock_addr, to: u32) -> u32 {
+    if let Some(few) = maps::few(&SockAddrContext::new(ctx)) {
+        let [front, others @ ..] = &mut few.entries;
+        if let Some(entry) = others.get_mut(in_register(to.wrapping_sub(1))) {
+            *entry = *front;
+        }
+    }
+    0
+}
+
+/// Copies an entry in `older_few` to `older_many`, if it is live. Returns 1 if it was copied.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn move_few_to_many(ctx: *mut bpf_sock_addr, from: u32, now: u64) -> u32 {
+    let context = SockAddrContext::new(ctx);
+    let Some(moved) = recalled(&context, from) else {
+        return 0;
+    };
+    if !moved.is_live(now) {
+        return 0;
+    }
+    if maps::many_or_new(&context).is_none() {
+        maps::count_reason(Reason::TranslationLost);
+        return 0;
+    }
+    let [upper, lower] = moved.vip.halves();
+    let port = moved.vip_port.to_network().into();
+    // An entry of the same VIP leads to a backend that the socket no longer uses.
+    let mut to = find_many(ctx, upper, lower, port, FORWARD);
+    if to == NONE {
+        to = least_recent_many(ctx);
+        move_many_to_shared(ctx, to, now);
+    }
+    let Some(many) = maps::many(&context) else {
+        return 0;
+    };
+    let index = in_register(to);
+    if let Some(entry) = many.entries.get_mut(index)
+        && let Some(tag) = many.tags.get_mut(index)
+    {
+        *entry = *moved;
+        *tag = tags(moved);
+        many.used = many.used.max(to.wrapping_add(1));
+    }
+    1
+}
+
+/// Copies an entry in `older_many` to `older_shared`, if it is live. Returns 1 if it was copied.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn move_many_to_shared(ctx: *mut bpf_sock_addr, from: u32, now: u64) -> u32 {
+    let context = SockAddrContext::new(ctx);
+    let Some(many) = maps::many(&context) else {
+        return 0;
+    };
+    let Some(moved) = many.entries.get(in_register(from)) else {
+        return 0;
+    };
+    if !moved.is_live(now) {
+        return 0;
+    }
+    let scratch = &mut many.scratch;
+    scratch.origin = *moved;
+    let sock = Sock4::new(&context);
+    scratch.key = OverflowKey::new(sock.cookie(), moved.vip, moved.vip_port, Direction::FORWARD);
+    // No hook runs when a kernel socket is closed, so its entries would never be removed.
+    let is_stored = !sock.is_kernel_socket() && {
+        make_room_in_shared(many, now);
+        store_shared(many)
+    };
+    maps::count_reason(if is_stored {
+        Reason::Overflowed
+    } else {
+        Reason::TranslationLost
+    });
+    is_stored.into()
+}
+
+/// Removes the socket's oldest translation in `older_shared` if the socket has the maximum number there, or if
+/// the translation is no longer live.
+#[inline(always)]
+fn make_room_in_shared(many: &mut OlderMany, now: u64) {
+    if many.shared == 0 {
+        return;
+    }
+    let [oldest, _] = &many.queue;
+    let is_live = maps::shared(oldest).is_some_and(|entry| entry.origin.is_live(now));
+    if is_live {
+        if many.shared < MAX_SHARED {
+            return;
+        }
+        maps::count_reason(Reason::TranslationLost);
+    }
+    remove_oldest_shared(many);
+}
+
+/// Stores the translation in `scratch` under its VIP and under its backend. Returns false if the map is full.
+#[inline(always)]
+fn store_shared(many: &mut OlderMany) -> bool {
+    if let Some(entry) = maps::shared(&many.scratch.key) {
+        // The socket has moved a translation of this VIP to the map before.
+        remove_reverse(many, &entry.origin);
+        entry.origin = many.scratch.origin;
+    } else if maps::insert_shared(&many.scratch) {
+        append_to_queue(many);
+    } else {
+        return false;
+    }
+    let OlderShared { key, origin, .. } = &mut many.scratch;
+    key.set(
+        key.cookie,
+        &origin.backend,
+        origin.backend_port,
+        Direction::REVERSE,
+    );
+    maps::insert_shared(&many.scratch)
+}
+
+/// Appends the key in `scratch` to the socket's queue.
+#[inline(always)]
+fn append_to_queue(many: &mut OlderMany) {
+    let key = &many.scratch.key;
+    let [oldest, newest] = &mut many.queue;
+    if many.shared != 0
+        && let Some(last) = maps::shared(newest)
+    {
+        last.next = *key;
+        many.shared += 1;
+    } else {
+        // The queue is empty, or an empty map of another size has replaced the map.
+        *oldest = *key;
+        many.shared = 1;
+    }
+    *newest = *key;
+}
+
+/// Removes the socket's oldest translation in `older_shared`. The queue must not be empty.
+#[inline(always)]
+fn remove_oldest_shared(many: &mut OlderMany) {
+    let [oldest, _] = &many.queue;
+    let Some(entry) = maps::shared(oldest) else {
+        // An empty map of another size has replaced the map.
+        many.shared = 0;
+        return;
+    };
+    remove_reverse(many, &entry.origin);
+    let [oldest, _] = &mut many.queue;
+    maps::remove_shared(oldest);
+    // The kernel does not change a removed element until it is used again.
+    *oldest = entry.next;
+    many.shared -= 1;
+}
+
+/// Removes a translation's entry under its backend, unless the entry belongs to another VIP.
+#[inline(always)]
+fn remove_reverse(many: &mut OlderMany, origin: &Origin) {
+    let [oldest, _] = &many.queue;
+    many.spare.set(
+        oldest.cookie,
+        &origin.backend,
+        origin.backend_port,
+        Direction::REVERSE,
+    );
+    if let Some(entry) = maps::shared(&many.spare)
+        && entry.origin.vip_port == origin.vip_port
+        && entry.origin.vip == origin.vip
+    {
+        maps::remove_shared(&many.spare);
+    }
+}
+
+/// Searches all older translations for one that leads to a backend. Returns the number of the entry, or
+/// [`NONE`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn find_backend(ctx: *mut bpf_sock_addr, upper: u64, lower: u64, port: u32) -> u32 {
+    let few = find_few(ctx, upper, lower, port, REVERSE);
+    if few != NONE {
+        return few;
+    }
+    let many = find_many(ctx, upper, lower, port, REVERSE);
+    if many != NONE {
+        return many + FEW;
+    }
+    let context = SockAddrContext::new(ctx);
+    let address = Address::from_halves([upper, lower]);
+    let cookie = Sock4::new(&context).cookie();
+    let key = OverflowKey::new(cookie, address, port_of(port), Direction::REVERSE);
+    if maps::many(&context).is_some_and(|many| many.shared != 0) && maps::shared(&key).is_some() {
+        return SHARED;
+    }
+    let has_overflow =
+        maps::origin(&context).is_some_and(|last| last.flags & Origin::OVERFLOWED != 0);
+    if has_overflow && maps::overflow(&key).is_some() {
+        return OVERFLOW;
+    }
+    NONE
+}
+
+/// Removes the older translations that lead to an address. Returns 0.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn remove_backend(ctx: *mut bpf_sock_addr, upper: u64, lower: u64, port: u32) -> u32 {
+    let context = SockAddrContext::new(ctx);
+    // FEW bounds the loop, as the verifier requires. More translations to the same address are very unlikely.
+    for _ in 0..FEW {
+        let number = find_few(ctx, upper, lower, port, REVERSE);
+        let Some(few) = maps::few(&context) else {
+            break;
+        };
+        let Some(entry) = few.entries.get_mut(in_register(number)) else {
+            break;
+        };
+        entry.last_used = 0;
+    }
+    let number = find_many(ctx, upper, lower, port, REVERSE);
+    if let Some(many) = maps::many(&context)
+        && let Some(entry) = many.entries.get_mut(in_register(number))
+    {
+        entry.last_used = 0;
+    }
+    let address = Address::from_halves([upper, lower]);
+    let cookie = Sock4::new(&context).cookie();
+    let key = OverflowKey::new(cookie, address, port_of(port), Direction::REVERSE);
+    maps::remove_shared(&key);
+    maps::remove_overflow(&key);
+    0
+}

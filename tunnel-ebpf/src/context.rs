@@ -415,7 +415,9 @@ pub(crate) fn random() -> u32 {
 #[inline(always)]
 pub(crate) fn in_register(number: u32) -> usize {
     let mut number = number as usize;
-    // SAFETY: the assembly contains no instructions.
-    unsafe { asm!("/* {0} */", inout(reg) number, options(nomem, nostack, preserves_flags)) };
+    // This is an instruction, because the line of an empty assembly block would have the same offset as the
+    // next one, and the kernel rejects such debug information.
+    // SAFETY: the instruction changes nothing.
+    unsafe { asm!("{0} = {0}", inout(reg) number, options(nomem, nostack, preserves_flags)) };
     number
 }

@@ -2,11 +2,14 @@
 //! asserts that the victim's connections and replies are the same as without the attack, and that the attacker,
 //! or whatever is damaged or full, is named.
 
+mod connected_peer;
 mod damage;
 mod file_locks;
 mod full_disk;
 mod health_port;
 mod host_namespace;
 mod listeners;
+mod identity;
+mod resolver;
 mod stray_programs;
 mod tenants;

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tunnel_common::{addr::Address, affinity::Client, select, service::IndexRange};
 use tunnel_tests::{
     admin,
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Additional addresses of a pod.
+/// Additional addresses of a pod or of the host.
 const SECOND: Vip = Vip::of(220);
 const REFUSED: &str = "source_range_denied";
 
@@ -109,13 +109,25 @@ fn the_host_reaches_a_load_balancer_if_its_address_is_in_the_ranges() -> Result<
     expect_admitted(node.host(), BALANCER)?;
     expect_denied(node, &scene.client, BALANCER)?;
     // A socket that is bound to another of the host's addresses counts as a different client.
+    SECOND.add_to(node.host(), "uplink")?;
     let (tcp, _) = unreachable_errors()?;
     for dialer in [Dialer::V4, Dialer::V6] {
-        let own = dialer.address(LOOPBACK, 0);
+        let own = dialer.address(SECOND, 0);
         let socket = dialer.tcp_socket(node.host())?;
         socket.bind(&own.into())?;
         let connected = connect_within(&socket, dialer.address(BALANCER, HTTP), RESPONSE_TIMEOUT);
         ensure_eq("error", errno(connected), tcp).with_context(|| format!("from {own}"))?;
+    }
+    SECOND.delete_from(node.host(), "uplink")?;
+    // A loopback address does not identify a client: the connection is permitted, but has no route.
+    for dialer in [Dialer::V4, Dialer::V6] {
+        let socket = dialer.tcp_socket(node.host())?;
+        socket.bind(&dialer.address(LOOPBACK, 0).into())?;
+        socket.set_nonblocking(true)?;
+        let connect = || Ok(socket.connect(&dialer.address(BALANCER, HTTP).into()));
+        let (connected, increases) = count_during(node, &[REFUSED, "translated"], connect)?;
+        ensure!(connected.is_err());
+        ensure_eq("counted", increases, vec![0, 1])?;
     }
     scene.give_back()
 }

@@ -251,13 +251,15 @@ extern "C" fn recall_to_few(
     let vip = Address::from_halves([upper, lower]);
     let cookie = Sock4::new(&context).cookie();
     let key = OverflowKey::new(cookie, vip, port_of(port), Direction::FORWARD);
+    if maps::shared(&key).is_none() {
+        return NONE;
+    }
+    let to = least_recent_few(ctx, first);
+    move_few_to_many(ctx, to, now);
+    // If the translation was the socket's oldest one in `older_shared`, it may just have been removed.
     let Some(shared) = maps::shared(&key) else {
         return NONE;
     };
-    let to = least_recent_few(ctx, first);
-    move_few_to_many(ctx, to, now);
-    // If the translation was the oldest one in `older_shared`, it may just have been removed. The kernel does
-    // not change a removed element until it is used again.
     if let Some(entry) = few.entries.get_mut(in_register(to)) {
         // The entry in `older_shared` stays in the socket's queue.
         *entry = shared.origin;
@@ -477,10 +479,11 @@ fn remove_oldest_shared(many: &mut OlderMany) {
         return;
     };
     remove_reverse(many, &entry.origin);
+    // Read before the removal, because a program on another CPU may use the element at once.
     let [oldest, _] = &mut many.queue;
-    maps::remove_shared(oldest);
-    // The kernel does not change a removed element until it is used again.
+    many.spare = *oldest;
     *oldest = entry.next;
+    maps::remove_shared(&many.spare);
     many.shared -= 1;
 }
 

@@ -6,8 +6,9 @@ use anyhow::Result;
 use tunnel_tests::{sandbox::RESPONSE_TIMEOUT, wait};
 
 use crate::{
-    fixture::{DIALLED, OTHER, Scene, TWIN, WEB},
-    support::{DNS, DNS_TARGET, Dialer, Vip, ensure_eq, query, receive, server},
+    counters::until_released,
+    fixture::{DIALLED, EMPTY, OTHER, Scene, TWIN, WEB},
+    support::{DNS, DNS_TARGET, Dialer, Vip, count_during, ensure_eq, query, receive, server},
 };
 
 /// Sends a datagram to [`WEB`] on a socket that is connected to another peer. The kernel drops replies that
@@ -121,6 +122,36 @@ fn each_answer_comes_from_the_cluster_ip_to_which_the_socket_sent() -> Result<()
         // If the socket dialled a backend directly, the backend's own address is reported.
         let socket = dialer.udp_socket(sandbox)?;
         dialer.expect_answer(&socket, direct, DNS_TARGET, "backend")
+    })?;
+    scene.give_back()
+}
+
+#[test]
+fn a_socket_is_tracked_and_released_once_whatever_it_dials() -> Result<()> {
+    let scene = DIALLED.lease()?;
+    let direct = Vip::of_pod(scene.backend("other")?);
+    let reasons = ["socket_tracked", "socket_released"];
+
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        until_released(&scene.node)?;
+        let ((), increases) = count_during(&scene.node, &reasons, || {
+            let socket = dialer.udp_socket(sandbox)?;
+            dialer.expect_answer(&socket, WEB, DNS, "backend")?;
+            dialer.expect_answer(&socket, OTHER, DNS, "other")?;
+            // Removes the last translation, but not the older one.
+            socket.connect(dialer.address(direct, DNS_TARGET))?;
+            ensure_eq("server", query(&socket)?, "other")?;
+            let expected = dialer.reported_address(direct, DNS_TARGET);
+            ensure_eq("peer", socket.peer_addr()?, expected)?;
+            send_to_web(&scene, &socket, dialer)?;
+            // A Service without a backend refuses the socket.
+            let _refused = socket.connect(dialer.address(EMPTY, DNS));
+            socket.connect(dialer.address(WEB, DNS))?;
+            ensure_eq("server", query(&socket)?, "backend")?;
+            drop(socket);
+            until_released(&scene.node).map(drop)
+        })?;
+        ensure_eq("tracked, released", increases, vec![1, 1])
     })?;
     scene.give_back()
 }

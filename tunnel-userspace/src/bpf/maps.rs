@@ -288,14 +288,15 @@ impl Counters {
     }
 
     /// Returns how often the kernel programs have counted each reason since the map was created, summed over
-    /// all CPUs.
+    /// all CPUs. The reasons are read in the opposite order, so that the number of released sockets never exceeds
+    /// that of tracked sockets.
     ///
     /// # Errors
     ///
     /// Returns an error if the map can't be read.
     pub fn read(&self) -> Result<Vec<(Reason, u64)>, ReadError> {
-        let reasons = Reason::COUNTED_BY_KERNEL.into_iter();
-        reasons
+        let reasons = Reason::COUNTED_BY_KERNEL.into_iter().rev();
+        let counts: Result<Vec<_>, _> = reasons
             .map(|reason| {
                 let values = self
                     .reason_counts
@@ -303,7 +304,11 @@ impl Counters {
                     .map_err(read_error)?;
                 Ok((reason, values.iter().sum()))
             })
-            .collect()
+            .collect();
+        counts.map(|mut counts| {
+            counts.reverse();
+            counts
+        })
     }
 }
 

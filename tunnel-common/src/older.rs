@@ -126,17 +126,18 @@ impl OlderFew {
         direction: Direction,
         at: impl Fn(u32) -> usize,
     ) -> Option<u32> {
-        let (mut found, mut latest) = (None, 0);
+        // An `Option` would leave its number undefined, and the verifier rejects any copy of an undefined value.
+        let (mut found, mut latest) = (FEW, 0);
         for number in 0..FEW {
             let Some(origin) = self.entries.get(at(number)) else {
                 continue;
             };
             if matches(origin, address, port, direction) && origin.last_used > latest {
                 latest = origin.last_used;
-                found = Some(number);
+                found = number;
             }
         }
-        found
+        (found < FEW).then_some(found)
     }
 
     /// Returns the number of an unused entry, or else of the least recently used one. Entries before `first`

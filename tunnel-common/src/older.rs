@@ -114,34 +114,34 @@ fn matches(origin: &Origin, address: &Address, port: Port, direction: Direction)
 impl OlderFew {
     /// Returns the number of the most recently used translation of a VIP, or to a backend.
     ///
-    /// In this function and the following ones, `at` converts a number to an index. Programs use it to hide the
-    /// loop's variable from the compiler, which would otherwise turn the index into a pointer that the verifier
-    /// can't follow.
+    /// This is not a loop, because LLVM would place the loop's parts in an order that Linux 5.10 rejects.
     #[inline(always)]
     #[must_use]
-    pub fn find(
-        &self,
-        address: &Address,
-        port: Port,
-        direction: Direction,
-        at: impl Fn(u32) -> usize,
-    ) -> Option<u32> {
-        // An `Option` would leave its number undefined, and the verifier rejects any copy of an undefined value.
-        let (mut found, mut latest) = (FEW, 0);
-        for number in 0..FEW {
-            let Some(origin) = self.entries.get(at(number)) else {
-                continue;
-            };
+    pub fn find(&self, address: &Address, port: Port, direction: Direction) -> Option<u32> {
+        let later = |(found, latest): (u32, u64), number, origin: &Origin| {
             if matches(origin, address, port, direction) && origin.last_used > latest {
-                latest = origin.last_used;
-                found = number;
+                (number, origin.last_used)
+            } else {
+                (found, latest)
             }
-        }
+        };
+        let [first, second, third, fourth, fifth, sixth] = &self.entries;
+        // An `Option` would leave its number undefined, and the verifier rejects any copy of an undefined value.
+        let found = later((FEW, 0), 0, first);
+        let found = later(found, 1, second);
+        let found = later(found, 2, third);
+        let found = later(found, 3, fourth);
+        let found = later(found, 4, fifth);
+        let (found, _) = later(found, 5, sixth);
         (found < FEW).then_some(found)
     }
 
     /// Returns the number of an unused entry, or else of the least recently used one. Entries before `first`
     /// are left out.
+    ///
+    /// Here and in the following functions, `at` converts a number to an index. Programs use it to hide the loop's
+    /// variable from the compiler, which would otherwise turn the index into a pointer that the verifier can't
+    /// follow.
     #[inline(always)]
     #[must_use]
     pub fn least_recent(&self, first: u32, at: impl Fn(u32) -> usize) -> u32 {

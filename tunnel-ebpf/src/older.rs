@@ -145,12 +145,7 @@ extern "C" fn find_few(
         return NONE;
     };
     let address = Address::from_halves([upper, lower]);
-    let found = few.find(
-        &address,
-        port_of(port),
-        direction_of(direction),
-        in_register,
-    );
+    let found = few.find(&address, port_of(port), direction_of(direction));
     found.unwrap_or(NONE)
 }
 

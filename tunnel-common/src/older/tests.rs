@@ -55,9 +55,9 @@ fn a_translation_is_found_by_its_vip_and_by_its_backend() {
 
     for key in [vip, backend] {
         let (address, port, direction) = key(3);
-        assert_eq!(some.find(&address, port, direction, at), Some(2));
+        assert_eq!(some.find(&address, port, direction), Some(2));
         let (address, port, direction) = key(4);
-        assert_eq!(some.find(&address, port, direction, at), None);
+        assert_eq!(some.find(&address, port, direction), None);
         for number in 0..MANY {
             let (address, _, direction) = key(number);
             assert_eq!(find(&all, key(number)), Some(number));
@@ -77,7 +77,7 @@ fn of_several_translations_the_most_recently_used_is_found() {
         ])
     };
     let find_few =
-        |few: OlderFew| few.find(&address(96, 1), Port::from_host(53), Direction::FORWARD, at);
+        |few: OlderFew| few.find(&address(96, 1), Port::from_host(53), Direction::FORWARD);
 
     assert_eq!(find_few(twice(1, 2)), Some(2));
     assert_eq!(find_few(twice(2, 1)), Some(0));

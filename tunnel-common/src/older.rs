@@ -79,11 +79,7 @@ pub struct OlderShared {
 /// Returns a hash of an address and port in 16 bits.
 #[inline(always)]
 #[must_use]
-#[expect(
-    clippy::as_conversions,
-    clippy::cast_possible_truncation,
-    reason = "the bits that differ most"
-)]
+#[expect(clippy::as_conversions, reason = "`From` is not const")]
 pub const fn tag(address: &Address, port: Port) -> u32 {
     let [upper, lower] = address.halves();
     let mixed = (upper ^ lower.rotate_left(23) ^ port.to_network() as u64)

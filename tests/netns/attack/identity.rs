@@ -13,10 +13,8 @@ use nix::{
 };
 use socket2::{Domain, Socket, Type};
 use tunnel_common::table::MapSizes;
-use tunnel_tests::{
-    manifest::Service,
-    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
-};
+use tunnel_tests::sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within};
+use tunnel_userspace::model::Family;
 
 use crate::{
     fixture::{Scene, WEB},
@@ -111,10 +109,12 @@ fn a_forged_address_does_not_pass_the_source_ranges() -> Result<()> {
 
     let (tcp_error, udp_error) = unreachable_errors()?;
     for dialer in [Dialer::V4, Dialer::V6] {
-        let (loopback, forged, own): (IpAddr, _, _) = match dialer {
-            Dialer::V4 => (Ipv4Addr::LOCALHOST.into(), inside.v4(), outside.v4()),
-            _ => (Ipv6Addr::LOCALHOST.into(), inside.v6(), outside.v6()),
+        let family = dialer.family();
+        let loopback: IpAddr = match family {
+            Family::V4 => Ipv4Addr::LOCALHOST.into(),
+            Family::V6 => Ipv6Addr::LOCALHOST.into(),
         };
+        let (forged, own) = (inside.address(family), outside.address(family));
         for address in [forged, loopback] {
             let (http, dns) = (
                 dialer.address(BALANCER, HTTP),
@@ -137,24 +137,20 @@ fn a_forged_address_does_not_pass_the_source_ranges() -> Result<()> {
             check().with_context(|| format!("bound to {address}"))?;
         }
         // The addresses that the pods have are checked as before.
-        let socket = bound(inside, Type::STREAM, dialer_address(inside, dialer))?;
+        let socket = bound(inside, Type::STREAM, inside.address(family))?;
         connect_within(&socket, dialer.address(BALANCER, HTTP), RESPONSE_TIMEOUT)?;
     }
     Ok(())
 }
 
-fn dialer_address(pod: &tunnel_tests::pod::Pod, dialer: Dialer) -> IpAddr {
-    pod.address(dialer.family())
-}
-
 /// Returns forged addresses: half of them loopback addresses, if the family has several.
-fn forged(dialer: Dialer) -> impl Iterator<Item = IpAddr> {
+fn forged(family: Family) -> impl Iterator<Item = IpAddr> {
     (0..FORGED).map(move |number| {
         let [upper, lower] = number.to_be_bytes();
-        match dialer {
-            Dialer::V4 if number % 2 == 0 => Ipv4Addr::new(127, 1, upper, lower).into(),
-            Dialer::V4 => Ipv4Addr::new(198, 51, upper, lower).into(),
-            _ => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 1, number).into(),
+        match family {
+            Family::V4 if number % 2 == 0 => Ipv4Addr::new(127, 1, upper, lower).into(),
+            Family::V4 => Ipv4Addr::new(198, 51, upper, lower).into(),
+            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 1, number).into(),
         }
     })
 }
@@ -169,7 +165,7 @@ fn forged_addresses_do_not_evict_the_affinity_of_others() -> Result<()> {
     })?;
     let node = &scene.node;
     node.start()?;
-    let service = Service::spec(WEB.service("web"), "sessionAffinity: ClientIP");
+    let service = WEB.service("web").spec("sessionAffinity: ClientIP");
     node.apply(service.backends(scene.all_addresses()))?;
     until_backends(node, "web", 3)?;
     let attacker = node.pod("attacker")?;
@@ -178,7 +174,7 @@ fn forged_addresses_do_not_evict_the_affinity_of_others() -> Result<()> {
         let victim = &scene.client;
         let first = dialer.dial(victim, WEB, HTTP)?;
         let to = dialer.address(WEB, DNS);
-        for address in forged(dialer) {
+        for address in forged(dialer.family()) {
             // Most of these calls fail, because no route leads from the address to a backend.
             let socket = bound(&attacker, Type::DGRAM, address)?;
             let _no_route = socket.connect(&to.into());

@@ -94,6 +94,10 @@ pub(crate) fn shared(key: &OverflowKey) -> Option<&'static mut OlderShared> {
 /// Stores an entry in `older_shared`. Returns false if the map is full.
 #[inline(always)]
 pub(crate) fn insert_shared(entry: &OlderShared) -> bool {
+    #[expect(
+        clippy::needless_borrows_for_generic_args,
+        reason = "a copy takes stack space"
+    )]
     OLDER_SHARED.insert(&entry.key, entry, 0).is_ok()
 }
 

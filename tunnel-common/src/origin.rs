@@ -111,6 +111,22 @@ impl Origin {
         Self::new(&key, unspecified, Port::from_network(0))
     }
 
+    /// Copies another translation, word by word. LLVM would compile an assignment between two map values into a
+    /// call to a loop.
+    #[inline(always)]
+    pub fn copy_from(&mut self, other: &Self) {
+        let to: &mut [u64; 8] = zerocopy::transmute_mut!(self);
+        let from: &[u64; 8] = zerocopy::transmute_ref!(other);
+        to[0] = from[0];
+        to[1] = from[1];
+        to[2] = from[2];
+        to[3] = from[3];
+        to[4] = from[4];
+        to[5] = from[5];
+        to[6] = from[6];
+        to[7] = from[7];
+    }
+
     /// Returns true if a UDP flow has used this translation within the time in [`UDP_IDLE_NS`]. An unused
     /// entry is not live.
     #[inline(always)]
@@ -204,6 +220,12 @@ impl OverflowKey {
             reserved: 0,
             reserved_word: 0,
         }
+    }
+
+    /// Copies another key, for the same reason as [`Origin::copy_from`]. The reserved fields must be zero already.
+    #[inline(always)]
+    pub const fn copy_from(&mut self, other: &Self) {
+        self.set(other.cookie, &other.address, other.port, other.direction);
     }
 
     /// Changes the key in place. The reserved fields must be zero already.

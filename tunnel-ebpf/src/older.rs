@@ -219,19 +219,26 @@ extern "C" fn recall_to_few(
     }
     let vip = Address::from_halves([upper, lower]);
     let cookie = Sock4::new(&context).cookie();
-    let key = OverflowKey::new(cookie, vip, port_of(port), Direction::FORWARD);
-    if maps::shared(&key).is_none() {
+    let Some(many) = maps::many(&context) else {
+        return NONE;
+    };
+    // The key is in the socket's storage, because the stack is small.
+    many.spare
+        .set(cookie, &vip, port_of(port), Direction::FORWARD);
+    if maps::shared(&many.spare).is_none() {
         return NONE;
     }
     let to = least_recent_few(ctx, first);
     move_few_to_many(ctx, to, now);
     // If the translation was the socket's oldest one in `older_shared`, it may just have been removed.
-    let Some(shared) = maps::shared(&key) else {
+    many.spare
+        .set(cookie, &vip, port_of(port), Direction::FORWARD);
+    let Some(shared) = maps::shared(&many.spare) else {
         return NONE;
     };
     if let Some(entry) = few.entries.get_mut(in_register(to)) {
         // The entry in `older_shared` stays in the socket's queue.
-        *entry = shared.origin;
+        entry.copy_from(&shared.origin);
     }
     to
 }
@@ -248,9 +255,9 @@ fn exchange(ctx: &SockAddrContext, from: u32, to: u32) {
         && let Some(tag) = many.tags.get_mut(index)
     {
         *tag = tags(one);
-        many.scratch.origin = *one;
-        *one = *other;
-        *other = many.scratch.origin;
+        many.scratch.origin.copy_from(one);
+        one.copy_from(other);
+        other.copy_from(&many.scratch.origin);
     }
 }
 
@@ -289,12 +296,12 @@ extern "C" fn move_last_to_few(ctx: *mut bpf_sock_addr, vacant: u32, now: u64) -
         if is_peer {
             copy_within_few(ctx, to);
         } else if let Some(entry) = few.entries.get_mut(in_register(to)) {
-            *entry = *last;
+            entry.copy_from(last);
         }
     }
     if is_peer {
         let [front, ..] = &mut few.entries;
-        *front = *last;
+        front.copy_from(last);
     }
     1
 }
@@ -306,7 +313,7 @@ extern "C" fn copy_within_few(ctx: *mut bpf_sock_addr, to: u32) -> u32 {
     if let Some(few) = maps::few(&SockAddrContext::new(ctx)) {
         let [front, others @ ..] = &mut few.entries;
         if let Some(entry) = others.get_mut(in_register(to.wrapping_sub(1))) {
-            *entry = *front;
+            entry.copy_from(front);
         }
     }
     0
@@ -342,7 +349,7 @@ extern "C" fn move_few_to_many(ctx: *mut bpf_sock_addr, from: u32, now: u64) -> 
     if let Some(entry) = many.entries.get_mut(index)
         && let Some(tag) = many.tags.get_mut(index)
     {
-        *entry = *moved;
+        entry.copy_from(moved);
         *tag = tags(moved);
         many.used = many.used.max(to.wrapping_add(1));
     }
@@ -364,7 +371,7 @@ extern "C" fn move_many_to_shared(ctx: *mut bpf_sock_addr, from: u32, now: u64) 
         return 0;
     }
     let scratch = &mut many.scratch;
-    scratch.origin = *moved;
+    scratch.origin.copy_from(moved);
     let sock = Sock4::new(&context);
     scratch.key = OverflowKey::new(sock.cookie(), moved.vip, moved.vip_port, Direction::FORWARD);
     // No hook runs when a kernel socket is closed, so its entries would never be removed.

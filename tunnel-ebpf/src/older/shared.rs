@@ -59,7 +59,7 @@ pub(super) fn store(many: &mut OlderMany) -> bool {
     if let Some(entry) = maps::shared(&many.scratch.key) {
         // The socket has moved a translation of this VIP to the map before.
         remove_reverse(many, &entry.origin);
-        entry.origin = many.scratch.origin;
+        entry.origin.copy_from(&many.scratch.origin);
     } else if maps::insert_shared(&many.scratch) {
         append_to_queue(many);
     } else {
@@ -83,14 +83,14 @@ fn append_to_queue(many: &mut OlderMany) {
     if many.shared != 0
         && let Some(last) = maps::shared(newest)
     {
-        last.next = *key;
+        last.next.copy_from(key);
         many.shared += 1;
     } else {
         // The queue is empty, or an empty map of another size has replaced the map.
-        *oldest = *key;
+        oldest.copy_from(key);
         many.shared = 1;
     }
-    *newest = *key;
+    newest.copy_from(key);
 }
 
 /// Removes the socket's oldest translation in `older_shared`. The queue must not be empty.
@@ -105,8 +105,8 @@ fn remove_oldest(many: &mut OlderMany) {
     remove_reverse(many, &entry.origin);
     // Read before the removal, because a program on another CPU may use the element at once.
     let [oldest, _] = &mut many.queue;
-    many.spare = *oldest;
-    *oldest = entry.next;
+    many.spare.copy_from(oldest);
+    oldest.copy_from(&entry.next);
     maps::remove_shared(&many.spare);
     many.shared -= 1;
 }

@@ -259,7 +259,10 @@ impl Fit<'_> {
             MapSize::Frontends => (actual.frontends.len(), 0),
             MapSize::Slots => (to_usize(actual.sets.used), freed),
             MapSize::Backends => (to_usize(actual.used_backends), freed),
-            MapSize::SourceRanges | MapSize::Steering | MapSize::Affinity => (0, 0),
+            MapSize::SourceRanges
+            | MapSize::Steering
+            | MapSize::Affinity
+            | MapSize::SharedTranslations => (0, 0),
         };
         let Some(namespace) = self.namespace else {
             return Room {

@@ -31,7 +31,10 @@ impl EntryCounts {
             MapSize::Frontends => self.frontends,
             MapSize::Slots => self.slots,
             MapSize::Backends => self.backends,
-            MapSize::SourceRanges | MapSize::Steering | MapSize::Affinity => 0,
+            MapSize::SourceRanges
+            | MapSize::Steering
+            | MapSize::Affinity
+            | MapSize::SharedTranslations => 0,
         }
     }
 

@@ -79,6 +79,8 @@ fn start() -> Result<Scene> {
             shared_translations: SHARED,
             ..settings.maps
         };
+        // All Services are in one namespace.
+        settings.namespace_share = 100;
     })?;
     scene.node.start()?;
     for (number, (vip, name)) in RESOLVERS.into_iter().enumerate() {

@@ -4,13 +4,18 @@
 use std::{
     collections::BTreeSet,
     fmt::Debug,
+    fs::File,
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    sched::{CloneFlags, setns, unshare},
+};
 use socket2::{Domain, Socket, Type};
 use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
@@ -344,6 +349,22 @@ pub(crate) fn expect_refusal<T>(
 pub(crate) fn each_family(check: impl Fn(Family) -> Result<()>) -> Result<()> {
     let labelled = |family: Family| check(family).context(family.label());
     [Family::V4, Family::V6].into_iter().try_for_each(labelled)
+}
+
+/// Calls `work` in the mount namespace of a sandbox. The virtual machines have no program that mounts.
+pub(crate) fn in_mount_namespace<T: Send>(
+    sandbox: &Sandbox,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let namespace = File::open(format!("/proc/{}/ns/mnt", sandbox.pid()))?;
+    let there = || {
+        // A thread that shares its directories with others can't enter another mount namespace.
+        unshare(CloneFlags::CLONE_FS)?;
+        setns(namespace, CloneFlags::CLONE_NEWNS)?;
+        work()
+    };
+    thread::scope(|scope| scope.spawn(there).join())
+        .map_err(|_panic| anyhow::anyhow!("the thread panicked"))?
 }
 
 /// Runs a command, which must succeed. Its words are separated by spaces; quoting is not supported.

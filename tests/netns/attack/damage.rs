@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    fs::{self, File},
+    fs,
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -14,17 +14,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nix::{
-    mount::{MsFlags, mount, umount},
-    sched::{CloneFlags, setns, unshare},
-};
+use nix::mount::{MsFlags, mount, umount};
 use tunnel_tests::{admin, clock::Instant, culvert_instance::Instance, wait};
 use tunnel_userspace::bpf::{self, detach_pinned_link};
 
 use crate::{
     fixture::{Scene, WEB},
     programs::Programs,
-    support::{Dialer, HTTP, ensure_eq, maps_directory},
+    support::{Dialer, HTTP, ensure_eq, in_mount_namespace, maps_directory},
 };
 
 /// The time limit for the daemon to repair damage, or to report it.
@@ -155,15 +152,7 @@ fn mount_over_pins(scene: &Scene, kind: &str) -> Result<()> {
 fn at_mount_of_pins(scene: &Scene, change: impl FnOnce(&Path) -> Result<()> + Send) -> Result<()> {
     let pins = scene.node.bpffs_inside();
     let point = pins.parent().context("a mount point")?;
-    let namespace = File::open(format!("/proc/{}/ns/mnt", scene.node.host().pid()))?;
-    let there = || {
-        // A thread that shares its directories with others can't enter another mount namespace.
-        unshare(CloneFlags::CLONE_FS)?;
-        setns(namespace, CloneFlags::CLONE_NEWNS)?;
-        change(point)
-    };
-    thread::scope(|scope| scope.spawn(there).join())
-        .map_err(|_panic| anyhow::anyhow!("the thread panicked"))?
+    in_mount_namespace(scene.node.host(), || change(point))
 }
 
 fn detach<A: AsRef<str>>(scene: &Scene, names: &[A]) -> Result<()> {

@@ -6,11 +6,12 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use nix::mount::{MsFlags, mount};
 use tunnel_tests::wait;
 
 use crate::{
     fixture::{Scene, WEB},
-    support::{CHANGE_TIMEOUT, ensure_eq, http_get, run},
+    support::{CHANGE_TIMEOUT, ensure_eq, http_get, in_mount_namespace},
 };
 
 const LOOPBACK_ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10_249));
@@ -20,15 +21,19 @@ fn a_disk_without_inodes_does_not_keep_services_from_being_programmed() -> Resul
     let scene = Scene::prepare_web(&["backend"], &["backend"])?;
     let (host, state) = (scene.node.host(), scene.node.state());
     // The root of the new file system takes the first inode, and the directory the second.
-    let state = state.display();
-    run(
-        host,
-        &format!("mount -t tmpfs -o nr_inodes=2 tmpfs {state}"),
-    )?;
+    let mount_with = |flags, inodes: u32| {
+        let options = format!("nr_inodes={inodes}");
+        in_mount_namespace(host, || {
+            let kind = Some("tmpfs");
+            Ok(mount(kind, &state, kind, flags, Some(&*options))?)
+        })
+    };
+    mount_with(MsFlags::empty(), 2)?;
+    let path = state.display();
     let config = fs::read_to_string(scene.node.config_path())?;
     let moved = config.replace(
-        &format!("stateDir: {state}"),
-        &format!("stateDir: {state}/new"),
+        &format!("stateDir: {path}"),
+        &format!("stateDir: {path}/new"),
     );
     ensure!(moved != config, "{config}");
     fs::write(scene.node.config_path(), moved)?;
@@ -38,7 +43,7 @@ fn a_disk_without_inodes_does_not_keep_services_from_being_programmed() -> Resul
     wait::until(CHANGE_TIMEOUT, served).map_err(|error| error.context(scene.node.logs()))?;
     let (code, status) = http_get(host, LOOPBACK_ADMIN, "/status")?;
     ensure_eq("code", code, 200)?;
-    let problem = format!("stateDir {state}/new can't be written: No space left on device");
+    let problem = format!("stateDir {path}/new can't be written: No space left on device");
     ensure!(status.contains(&problem), "{status}");
     ensure!(status.contains("cannot listen on admin socket"), "{status}");
     ensure!(
@@ -48,7 +53,7 @@ fn a_disk_without_inodes_does_not_keep_services_from_being_programmed() -> Resul
     );
 
     // The daemon binds its socket as soon as there is room.
-    run(host, &format!("mount -o remount,nr_inodes=100 {state}"))?;
+    mount_with(MsFlags::MS_REMOUNT, 100)?;
     wait::until(CHANGE_TIMEOUT, || {
         let status = http_get(host, LOOPBACK_ADMIN, "/status");
         status.is_ok_and(|(_, status)| !status.contains("cannot listen on admin socket"))

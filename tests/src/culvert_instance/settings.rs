@@ -40,14 +40,24 @@ impl InstanceSettings {
         }
     }
 
-    /// Returns Culvert's default settings for the program under test, but with smaller maps on slow machines.
+    /// Returns Culvert's default settings for the program under test, but on slow machines with smaller maps,
+    /// all of which one namespace may use.
     pub fn from_environment() -> Result<Self> {
         let scale = LoadScale::from_environment();
         let defaults = Self::for_program(environment::culvert()?);
         let maps = MapSize::ALL.into_iter().fold(defaults.maps, |maps, size| {
             maps.with(size, scale.count(maps.of(size)))
         });
-        Ok(Self { maps, ..defaults })
+        let namespace_share = if maps == defaults.maps {
+            defaults.namespace_share
+        } else {
+            100
+        };
+        Ok(Self {
+            maps,
+            namespace_share,
+            ..defaults
+        })
     }
 
     /// Formats the map sizes as a line of YAML for `bpf.maps`.

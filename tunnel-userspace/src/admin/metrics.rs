@@ -249,8 +249,9 @@ fn encode_programs(
 ) -> fmt::Result {
     let programs = views.attachment.borrow().clone();
     let help = "Programs that are attached to the cgroup and in effect";
-    let in_effect = number(programs.in_effect);
-    out.gauge("culvert_programs_in_effect", help, in_effect)?;
+    if let Some(in_effect) = programs.in_effect {
+        out.gauge("culvert_programs_in_effect", help, number(in_effect))?;
+    }
     let help = "1 if a program is not in effect, if programs or maps are not pinned, or if the probe of the programs fails";
     let has_problem = !programs.problems.is_empty() || stats.probe_problem.is_some();
     out.gauge("culvert_programs_error", help, has_problem)

@@ -25,6 +25,8 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     let pins_lock = pins_lock.transpose().map_err(other_error)?;
     let state = directory.is_dir().then(|| StateDir::lock(directory));
     let _state = state.transpose().map_err(other_error)?;
+    // This comes first, because it fails if the programs belong to a process that is running.
+    lines.extend(detach_strays(config, pins_lock.as_ref())?);
     // Routes are removed before the guards, so that outsiders can never reach a steering prefix.
     let routes = remove_routes(config)?;
     if routes > 0 {
@@ -45,7 +47,6 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
         let by_newer = "created by a newer Culvert, whose `culvert cleanup` removes it";
         lines.extend(newer.into_iter().map(describe(by_newer)));
     }
-    lines.extend(detach_strays(config, pins_lock.as_ref())?);
     let marker = marker_path(directory);
     // The state directory is removed last, and only if a daemon created it.
     let own_directory = marker.exists().then(|| directory.clone());

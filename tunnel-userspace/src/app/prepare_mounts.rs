@@ -1,7 +1,10 @@
 //! `culvert prepare`: does what `culvert node` needs but may lack the privilege to do: mounts file systems, and takes
 //! over the programs of an earlier Culvert whose pins are missing.
 
-use super::{RoleError, cgroup_of, failed, other_error};
+use super::{
+    RoleError, cgroup_of, failed, other_error,
+    state_dir::{StateDir, StateDirError},
+};
 use crate::{
     bpf::{self, PinDirectory, PinError},
     config::Config,
@@ -40,13 +43,35 @@ pub fn prepare_mounts(config: &Config) -> Result<Vec<String>, RoleError> {
 /// there was something to do.
 fn take_over_strays(config: &Config) -> Result<Option<String>, RoleError> {
     let cgroup = cgroup_of(config)?;
+    // The daemon that is running takes over programs itself.
+    let directory = &config.state_dir;
+    let state = directory.is_dir().then(|| StateDir::lock(directory));
+    let _state = match state.transpose() {
+        Err(StateDirError::Locked { .. }) => return Ok(None),
+        locked => locked.map_err(failed("cannot use stateDir"))?,
+    };
     let pins = match PinDirectory::lock(&config.bpf.bpffs) {
         Ok(pins) => pins,
-        // The daemon that is running does this itself.
         Err(PinError::Locked { .. }) => return Ok(None),
         Err(error) => return Err(failed("cannot use bpf.bpffs")(error)),
     };
     let strays = bpf::take_over_strays(&pins, &cgroup).map_err(other_error)?;
+    if strays.taken_over() > 0 {
+        let programs = strays.taken_over();
+        return Ok(Some(format!(
+            "took over {programs} programs of an earlier Culvert and their maps"
+        )));
+    }
+    if strays.is_empty() {
+        return Ok(None);
+    }
+    if !pins.is_attached() {
+        let programs = strays.len();
+        return Ok(Some(format!(
+            "left {programs} programs of an earlier Culvert attached, because none are pinned in this directory yet; \
+             run this command again once the daemon is ready"
+        )));
+    }
     let detached = strays.detach().map_err(failed("cannot detach a program"))?;
     Ok((detached > 0).then(|| {
         format!("detached {detached} programs of an earlier Culvert, which are not pinned in this directory")

@@ -253,7 +253,8 @@ impl HeldLink {
             Ok(found) => {
                 sys::link_ids(found.as_fd())?.map(|ids| ids.link) == own.map(|ids| ids.link)
             }
-            Err(_missing) => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(error),
         };
         if is_pinned {
             return Ok(None);

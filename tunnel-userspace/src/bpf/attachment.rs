@@ -26,8 +26,8 @@ use crate::error_chain::chain;
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachmentView {
-    /// The number of programs that are attached to the cgroup and in effect.
-    pub in_effect: usize,
+    /// The number of programs that are attached to the cgroup and in effect; `None` until the first check.
+    pub in_effect: Option<usize>,
     /// The reasons why programs are not in effect, or why they or the maps are not pinned.
     pub problems: Vec<String>,
     /// The programs of others at the same hooks, each with the name of the hook.
@@ -69,8 +69,12 @@ impl HeldMap {
     /// Pins the map again if its pin is missing or is another object. Returns a description of what was
     /// repaired.
     fn repair_pin(&self) -> io::Result<Option<String>> {
-        let found = sys::open_pin(&self.pin).and_then(|map| sys::object_id(map.as_fd()));
-        if found.is_ok_and(|id| id == self.id) {
+        let found = match sys::open_pin(&self.pin) {
+            Ok(found) => Some(sys::object_id(found.as_fd())?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if found == Some(self.id) {
             return Ok(None);
         }
         attach::replace_pin(self.map.as_fd(), &self.pin)?;
@@ -92,7 +96,7 @@ impl Attachment {
             cgroup: cgroup.to_owned(),
             maps: maps.collect::<Result<_, _>>()?,
             view: AttachmentView {
-                in_effect: links.len(),
+                in_effect: Some(links.len()),
                 ..AttachmentView::default()
             },
             pins,
@@ -146,7 +150,7 @@ impl AttachmentState {
             ));
         }
         self.record_restored(restored);
-        self.view.in_effect = in_effect;
+        self.view.in_effect = Some(in_effect);
         self.view.problems = problems;
         self.view.clone()
     }

@@ -107,24 +107,21 @@ impl Guard {
         })
     }
 
-    /// Attaches the guard to a device, or repairs its link.
+    /// Attaches the guard to a device, or repairs its link. A link stays attached even if it can't be pinned.
     fn attach_to(&mut self, device: u32, name: &str) -> Result<(), GuardError> {
         let pin = self.links.join(attach::pin_name(&GUARD, device));
         let attached = if self.features.tcx {
-            self.attach_link(device, pin)
+            self.attach_link(device, name, pin)
         } else {
-            self.attach_filter(name, &pin).map(|()| None)
+            self.attach_filter(name, &pin)
+                .map(|()| self.record_attached(device, name, None))
         };
-        let link = attached.map_err(failed(format!("attach the guard to uplink {name}")))?;
-        if self.attached.insert(device, link).is_none() {
-            tracing::info!(uplink = %name, "guard attached: it drops packets from this uplink to steering prefixes");
-        }
-        Ok(())
+        attached.map_err(failed(format!("attach the guard to uplink {name}")))
     }
 
-    fn attach_link(&mut self, device: u32, pin: PathBuf) -> io::Result<Option<HeldLink>> {
+    fn attach_link(&mut self, device: u32, name: &str, pin: PathBuf) -> io::Result<()> {
         let target = LinkTarget::Device(device);
-        if let Some(Some(mut held)) = self.attached.remove(&device) {
+        if let Some(Some(held)) = self.attached.get_mut(&device) {
             let restored = held.repair(target)?;
             for what in restored.into_iter().chain(held.repair_pin()?) {
                 match &self.attachment {
@@ -132,16 +129,20 @@ impl Guard {
                     None => tracing::warn!(what, "restored"),
                 }
             }
-            self.attached.insert(device, None);
-            return Ok(Some(held));
+            return Ok(());
         }
         let program = self.programs.fd(&GUARD)?;
         let attached = HeldLink::attach(&GUARD, program, target, pin);
         let (link, is_new) = attached.map_err(|(_, error)| error)?;
-        if is_new {
-            link.pin()?;
+        let pinned = if is_new { link.pin() } else { Ok(()) };
+        self.record_attached(device, name, Some(link));
+        pinned
+    }
+
+    fn record_attached(&mut self, device: u32, name: &str, link: Option<HeldLink>) {
+        if self.attached.insert(device, link).is_none() {
+            tracing::info!(uplink = %name, "guard attached: it drops packets from this uplink to steering prefixes");
         }
-        Ok(Some(link))
     }
 
     fn attach_filter(&self, name: &str, pin: &Path) -> io::Result<()> {
@@ -189,7 +190,6 @@ impl UplinkGuard for Guard {
             }
             // Continues after a failure, so that all other devices are still guarded.
             if let Err(error) = self.attach_to(*device, name) {
-                self.attached.remove(device);
                 first = first.and(Err(error));
             }
         }

@@ -17,7 +17,7 @@ use nix::{
 };
 use tunnel_common::{
     LAYOUT_VERSION,
-    table::{MAPS, MapSizes},
+    table::{AttachPoint, MAPS, MapSizes, Program},
 };
 
 use super::{
@@ -94,8 +94,16 @@ pub enum PinError {
 }
 
 fn process_hint(pid: Option<&u32>) -> String {
-    pid.map(|pid| format!(" (process {pid})"))
-        .unwrap_or_default()
+    let Some(pid) = pid else {
+        return String::new();
+    };
+    let owner = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
+    match owner {
+        Ok(owner) if owner != geteuid().as_raw() => {
+            format!(" or a process of user {owner} that locked the directory (process {pid})")
+        }
+        Ok(_) | Err(_) => format!(" (process {pid})"),
+    }
 }
 
 /// The maps that already exist.
@@ -144,6 +152,13 @@ impl PinDirectory {
             *lock = lock_directory(&self.root)?;
         }
         Ok(!is_same)
+    }
+
+    /// Returns true if a link for each program of the cgroup is pinned.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        let mut programs = Program::at_attach_point(AttachPoint::Cgroup);
+        programs.all(|program| self.links().join(program.name).exists())
     }
 
     /// Returns true if the directory contains neither maps nor links.

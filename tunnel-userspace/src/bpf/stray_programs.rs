@@ -57,6 +57,17 @@ pub enum StrayError {
         /// The cgroup's directory.
         cgroup: PathBuf,
     },
+    /// The programs use maps of a layout that this version does not know.
+    #[error(
+        "cgroup {cgroup} has programs of a culvert with another layout of maps ({map} differs); run that culvert, or \
+         first detach its programs by its `culvert cleanup`"
+    )]
+    Layout {
+        /// The cgroup's directory.
+        cgroup: PathBuf,
+        /// The map that differs.
+        map: String,
+    },
     /// Programs that this process may not inspect are attached to every hook.
     #[error(
         "every hook of cgroup {cgroup} has a program that is not pinned in {pins}, and this process lacks \
@@ -141,9 +152,28 @@ fn is_map(found: &LoadedMap, row: &Map) -> bool {
 #[must_use = "an earlier Culvert's programs stay in effect until they are detached"]
 pub struct StrayPrograms {
     links: Vec<(&'static Program, OwnedFd)>,
+    taken_over: usize,
 }
 
 impl StrayPrograms {
+    /// Returns how many programs were pinned instead, so that they are replaced like those of an earlier process.
+    #[must_use]
+    pub const fn taken_over(&self) -> usize {
+        self.taken_over
+    }
+
+    /// Returns how many programs must be detached.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Returns true if no program must be detached.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
     /// Detaches the programs, and returns how many there were.
     ///
     /// # Errors
@@ -175,10 +205,13 @@ pub fn take_over_strays(pins: &PinDirectory, cgroup: &Path) -> Result<StrayProgr
     }
     found.check_not_running()?;
     let mut sets = found.sets()?;
+    let mut taken_over = 0;
     if pins.is_empty()?
         && let Some(newest) = sets.pop()
     {
-        newest.pin(pins)?;
+        let layout = newest.layout(cgroup)?;
+        newest.pin(pins, layout)?;
+        taken_over = newest.links.len();
         tracing::warn!(
             programs = newest.links.len(),
             pins = %pins.root().display(),
@@ -189,6 +222,7 @@ pub fn take_over_strays(pins: &PinDirectory, cgroup: &Path) -> Result<StrayProgr
     let links = sets.into_iter().flat_map(|set| set.links);
     Ok(StrayPrograms {
         links: links.collect(),
+        taken_over,
     })
 }
 
@@ -219,6 +253,7 @@ pub fn detach_strays(
     let links = found.sets()?.into_iter().flat_map(|set| set.links);
     let strays = StrayPrograms {
         links: links.collect(),
+        taken_over: 0,
     };
     strays.detach().map(Some).map_err(inspect)
 }
@@ -347,16 +382,30 @@ struct StraySet {
 }
 
 impl StraySet {
+    /// Returns the layout of the maps. For all older layouts, returns the one before this version's, because only
+    /// the maps that all layouts share are used.
+    fn layout(&self, cgroup: &Path) -> Result<u32, StrayError> {
+        let named = |row: &Map| self.maps.values().find(|map| map.name == row.name);
+        let found: Vec<_> = MAPS
+            .iter()
+            .filter_map(|row| Some((row, named(row)?)))
+            .collect();
+        // A newer layout has all of this layout's lasting maps, or changes one of them.
+        let is_complete = found.len() == MAPS.len();
+        let mut different = found.iter().filter(|(row, map)| !is_map(map, row));
+        let different = different.find(|(row, _)| row.is_lasting || is_complete);
+        match different {
+            Some((_, map)) => Err(StrayError::Layout {
+                cgroup: cgroup.to_owned(),
+                map: map.name.clone(),
+            }),
+            None if is_complete => Ok(LAYOUT_VERSION),
+            None => Ok(LAYOUT_VERSION - 1),
+        }
+    }
+
     /// Pins the maps, then the links.
-    fn pin(&self, pins: &PinDirectory) -> Result<(), PinError> {
-        let has = |row: &Map| self.maps.values().any(|map| is_map(map, row));
-        // A set in which a map is missing or differs has an older layout; it doesn't matter which, since only the
-        // maps that all layouts share are used.
-        let layout = if MAPS.iter().all(has) {
-            LAYOUT_VERSION
-        } else {
-            LAYOUT_VERSION - 1
-        };
+    fn pin(&self, pins: &PinDirectory, layout: u32) -> Result<(), PinError> {
         let directory = Directory::new(layout, DirectoryRole::Current);
         let directory = pins.root().join(directory.to_string());
         pins.create_directories(&directory)?;

@@ -73,7 +73,11 @@ fn usage(status: &NodeStatus, size: MapSize, used: usize) -> String {
 
 /// Adds the rows about the attached programs, and about those of others at the same hooks.
 fn programs(rows: &mut Rows, programs: &AttachmentView) {
-    rows.add(Row::Programs, format!("{} in effect", programs.in_effect));
+    let in_effect = programs.in_effect.map_or_else(
+        || "not checked yet".to_owned(),
+        |count| format!("{count} in effect"),
+    );
+    rows.add(Row::Programs, in_effect);
     if programs.restored_total > 0 {
         let last = programs.last_restored.join("; ");
         let total = programs.restored_total;

@@ -36,6 +36,9 @@ pub(super) fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
     Some((network, u8::try_from(length).ok()?))
 }
 
+/// The IPv4 dummy address (RFC 7600 section 4.8), which no host has.
+const DUMMY: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+
 /// Parses a unicast address that has the same meaning on every node. Like Kubernetes
 /// (`pkg/apis/core/validation`, `ValidateNonSpecialIP`), rejects loopback and link-local addresses: a frontend
 /// or an endpoint at such an address would give access to services that a node offers only to itself
@@ -58,6 +61,8 @@ pub(super) fn parse_routable(text: &str, field: impl Fn() -> String) -> Result<I
         "a loopback address"
     } else if is_link_local {
         "a link-local address"
+    } else if address == IpAddr::V4(DUMMY) {
+        "the IPv4 dummy address, which the daemon's own test connections use"
     } else {
         return Ok(address);
     };

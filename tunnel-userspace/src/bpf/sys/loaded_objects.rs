@@ -126,9 +126,13 @@ pub(in crate::bpf) fn loaded_links() -> io::Result<Vec<(LinkIds, LinkInfo)>> {
     // The loop ends after the last link.
     while let Some(id) = link_after(last)? {
         last = id;
-        let Some(link) = link_by_id(id)? else {
-            continue;
+        let link = match link_by_id(id) {
+            Ok(link) => link,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+            // A link that is being created can't be opened yet.
+            Err(_) => None,
         };
+        let Some(link) = link else { continue };
         if let (Some(ids), Some(info)) = (link_ids(link.as_fd())?, link_info(link.as_fd())?) {
             found.push((ids, info));
         }

@@ -166,10 +166,10 @@ pub(crate) fn release(ctx: &SockContext) {
             maps::count_reason(Reason::SocketReleased);
         }
         event_log::socket_closed(origin);
-        if origin.flags & Origin::HAS_OLDER != 0 {
-            older::release(ctx);
-        }
     }
+    // A socket can have entries in `older_shared` even without a last translation, if there was no memory to
+    // replace it.
+    older::release(ctx);
 }
 
 /// Removes the last translation, and decrements its backend's count of open connections.

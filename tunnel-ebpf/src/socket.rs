@@ -116,7 +116,7 @@ fn translate<S: Sock>(
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
     let kept = if is_udp {
-        kept_translation(&translations, key, record.frontend, now)
+        kept_translation(sock, &translations, key, record.frontend, now)
     } else {
         None
     };
@@ -196,12 +196,18 @@ const fn refusal_of(none: NoChoice) -> Refusal {
 /// Returns a UDP flow's stored translation, if the flow may keep its backend.
 #[inline(always)]
 fn kept_translation<S: Sock>(
+    sock: &S,
     translations: &Translations<'_, S>,
     key: &FrontendKey,
     frontend: &Frontend,
     now: u64,
 ) -> Option<KnownTranslation> {
-    let kept = translations.translation_of(key, now)?;
+    let mut kept = translations.translation_of(key, now)?;
+    // The flow of a connected socket is never idle, because no hook sees most of its datagrams. The kernel would
+    // drop the answers of another backend.
+    if sock.is_peer(&kept.origin.backend, kept.origin.backend_port) {
+        kept.origin.last_used = now;
+    }
     let is_kept = decide::flow_backend(&KernelMaps, frontend, &kept.origin, now).is_some();
     is_kept.then_some(kept)
 }

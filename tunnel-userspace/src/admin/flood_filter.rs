@@ -104,7 +104,7 @@ impl FloodFilter {
     /// Attaches the current filter to the listener.
     fn attach(&self, name: &'static str, listener: &TcpListener) {
         let ignored = self.with_clients(|clients| clients.ignored.keys().copied().collect());
-        let attached = SockRef::from(listener).attach_filter(&program(ignored));
+        let attached = SockRef::from(listener).attach_filter(&program(ignored, LOOPBACK));
         if let Err(error) = attached {
             warn!(endpoint = name, %error, "cannot filter the connections of a listener");
         }
@@ -163,15 +163,25 @@ const FLAGS: u32 = 13;
 const SYN: u32 = 0x02;
 const SYN_ACK: u32 = 0x12;
 
-/// Returns a program that drops packets that open a connection from one of the given clients. The kernel also
-/// applies the program to accepted connections, whose packets it must not drop.
-fn program(ignored: Vec<IpAddr>) -> Vec<SockFilter> {
+/// The offset that stands for the index of the network interface (`SKF_AD_OFF + SKF_AD_IFINDEX`).
+const INTERFACE: u32 = 0xffff_f008;
+/// The index of the loopback interface, which is the first one in every network namespace. Packets between
+/// processes of this node arrive over it, whatever their addresses are.
+const LOOPBACK: u32 = 1;
+
+/// Returns a program that drops packets that open a connection from one of the given clients, unless they arrive
+/// over the interface `local`. The kernel also applies the program to accepted connections, whose packets it must
+/// not drop.
+fn program(ignored: Vec<IpAddr>, local: u32) -> Vec<SockFilter> {
     use opcode::{AND, JUMP_IF_EQUAL, LOAD_BYTE, LOAD_WORD, RETURN};
 
     let run = |code, value| SockFilter::new(code, 0, 0, value);
     let accept = || run(RETURN, u32::MAX);
     let drop = || run(RETURN, 0);
     let mut program = vec![
+        run(LOAD_WORD, INTERFACE),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, local),
+        accept(),
         run(LOAD_BYTE, FLAGS),
         run(AND, SYN_ACK),
         SockFilter::new(JUMP_IF_EQUAL, 1, 0, SYN),
@@ -263,14 +273,15 @@ mod tests {
         }
         assert_eq!(clients.counts.len(), MAX_COUNTED);
         assert_eq!(clients.ignored.len(), MAX_IGNORED);
-        assert!(program(clients.ignored.into_keys().collect()).len() < 4096);
+        let ignored = clients.ignored.into_keys().collect();
+        assert!(program(ignored, LOOPBACK).len() < 4096);
     }
 
-    /// Returns true if a client at `from` can connect to a listener that ignores the given clients.
-    async fn connects(at: &str, ignored: &[&str]) -> bool {
+    /// Returns true if a client at `at` can connect to a listener that ignores the given clients.
+    async fn connects(at: &str, ignored: &[&str], local: u32) -> bool {
         let listener = TcpListener::bind((at, 0)).await.expect("bound");
         let ignored = ignored.iter().map(|text| group(ip(text)));
-        let filter = program(ignored.collect());
+        let filter = program(ignored.collect(), local);
         SockRef::from(&listener)
             .attach_filter(&filter)
             .expect("attached");
@@ -290,11 +301,11 @@ mod tests {
             ("::1", &["2001:db8::1", "127.0.0.1", "0:0:0:1::"], true),
             ("::1", &["2001:db8::1", "::2"], false),
         ] {
-            assert_eq!(
-                connects(at, ignored).await,
-                is_connected,
-                "{at} {ignored:?}"
-            );
+            // These connections use the loopback interface, so the program is told of another one.
+            let connected = connects(at, ignored, u32::MAX).await;
+            assert_eq!(connected, is_connected, "{at} {ignored:?}");
         }
+        assert!(connects("127.0.0.1", &["127.0.0.1"], LOOPBACK).await);
+        assert!(connects("::1", &["::1"], LOOPBACK).await);
     }
 }

@@ -39,6 +39,8 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
     if let Some(file) = &config.source.file {
         let delay = DisplayDuration(file.replacement_delay);
         within("source.file.replacementDelay", delay, seconds(0, 300))?;
+        at_least("source.file.maxFileBytes", file.max_file_bytes, 1)?;
+        at_least("source.file.maxDocuments", file.max_documents, 1)?;
     }
     if let Some(kube) = &config.source.kube {
         for (name, value, bounds) in [

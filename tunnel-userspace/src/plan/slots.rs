@@ -52,6 +52,12 @@ impl SlotLayout {
         }
     }
 
+    /// Returns how many slots a Maglev table with this number of members has.
+    #[must_use]
+    pub fn maglev_slots(members: usize) -> usize {
+        table_size(members)
+    }
+
     /// Returns, for each slot, the position of its backend among the members.
     #[must_use]
     pub fn distribute(self, members: &[WeightedTarget]) -> Vec<usize> {

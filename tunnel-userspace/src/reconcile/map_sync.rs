@@ -165,8 +165,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         // A port that was refused may have been refused only because later deletions came too late.
         let after = self.tracked.actual.usage();
         let at_refusal = self.used_at_refusal.take();
-        self.has_retired |=
-            before.exceeds(&after) || at_refusal.is_some_and(|it| it.exceeds(&after));
+        // Entries may have been retired even if others took their number.
+        self.has_retired |= !self.tracked.retired.0.is_empty()
+            || before.exceeds(&after)
+            || at_refusal.is_some_and(|it| it.exceeds(&after));
         services
     }
 

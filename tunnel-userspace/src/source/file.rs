@@ -337,6 +337,7 @@ impl FileSource {
                 self.background.discard_all();
                 self.watch = watch;
                 self.directory_id = Some(directory_id);
+                self.replaced.reset();
                 self.set_directory_problem("was replaced by another directory");
                 self.scan(at).await;
             }
@@ -353,6 +354,7 @@ impl FileSource {
         };
         // If the new directory is empty, it has probably not been filled or mounted yet.
         if self.state.directory_problem.is_some() && listing.is_empty() && !self.state.is_empty() {
+            self.replaced.reset();
             return self.set_directory_problem("was replaced by a directory without manifests");
         }
         let renamed = self.state.renamed(&listing);
@@ -439,6 +441,7 @@ impl FileSource {
 
     fn lose_directory(&mut self, error: &io::Error) {
         self.directory_id = None;
+        self.replaced.reset();
         self.set_directory_problem(&format!("can't be reached: {error}"));
     }
 

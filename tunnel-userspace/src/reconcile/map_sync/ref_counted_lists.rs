@@ -233,8 +233,13 @@ impl RefCountedLists<u32> {
         if let Some(known) = list.recipe.get() {
             return **known == *recipe;
         }
-        // A set that contains fewer or other backends is not worth computing the slots.
-        let is_equal = list.items.len() >= recipe.members.len() && **slots() == *list.items;
+        // A set of another length is not worth computing the slots. A Maglev table takes a millisecond.
+        let members = recipe.members.len();
+        let may_be_equal = match recipe.layout {
+            SlotLayout::Maglev => list.items.len() == SlotLayout::maglev_slots(members),
+            SlotLayout::Plain | SlotLayout::Weighted => list.items.len() >= members,
+        };
+        let is_equal = may_be_equal && **slots() == *list.items;
         if is_equal {
             let recipe = SetRecipe {
                 layout: recipe.layout,

@@ -8,14 +8,21 @@ use std::{
     time::Duration,
 };
 
-use tokio::task::{Id, JoinSet};
+use tokio::{
+    sync::Semaphore,
+    task::{Id, JoinSet, spawn_blocking},
+};
 
 use super::directory::{ManifestPath, ReadJob, ReadResult};
 use crate::source::fingerprint::FileId;
 
+/// The maximum number of files that are read in the background at a time, because each may take much memory.
+const MAX_READS: usize = 2;
+
 /// The files that are being read in the background. A file is read by at most one thread at a time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct BackgroundReads {
+    permits: Arc<Semaphore>,
     running: JoinSet<Option<ReadResult>>,
     paths: HashMap<Id, Arc<Path>>,
     reads: BTreeMap<Arc<Path>, RunningRead>,
@@ -43,6 +50,17 @@ pub(super) struct FinishedRead {
     pub(super) is_outdated: bool,
 }
 
+impl Default for BackgroundReads {
+    fn default() -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(MAX_READS)),
+            running: JoinSet::new(),
+            paths: HashMap::new(),
+            reads: BTreeMap::new(),
+        }
+    }
+}
+
 impl BackgroundReads {
     /// Starts to read a file. If the file is already being read, it is read again afterwards.
     pub(super) fn start(
@@ -63,9 +81,15 @@ impl BackgroundReads {
         };
         self.reads.insert(Arc::clone(&job.path), read);
         let (target, path) = (target.clone(), Arc::clone(&job.path));
-        let task = self.running.spawn_blocking(move || {
+        let permits = Arc::clone(&self.permits);
+        let read = move || {
             let results = target.read_all(directory_id, vec![job], u64::MAX);
             results?.pop().map(|(_, result)| result)
+        };
+        let task = self.running.spawn(async move {
+            // The semaphore is never closed.
+            let _permit = permits.acquire_owned().await.ok()?;
+            spawn_blocking(read).await.ok()?
         });
         self.paths.insert(task.id(), path);
     }

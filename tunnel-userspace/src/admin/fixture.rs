@@ -17,6 +17,7 @@ use tokio::{
 
 use super::{NodeSetup, NodeViews, TunnelView};
 use crate::{
+    bpf::AttachmentView,
     reconcile::{PortCounterList, ReconcileStats},
     source::SourceReport,
 };
@@ -66,7 +67,11 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         kernel_log: watch::channel(None).1,
         for_each_service: Box::new(|_, _| ()),
         port_counts: Box::new(PortCounterList::default),
-        attachment: watch::Sender::default().subscribe(),
+        attachment: watch::channel(AttachmentView {
+            in_effect: Some(9),
+            ..AttachmentView::default()
+        })
+        .1,
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
         tunnel: Box::new(TunnelView::default),

@@ -301,7 +301,7 @@ mod tests {
             ("::1", &["2001:db8::1", "127.0.0.1", "0:0:0:1::"], true),
             ("::1", &["2001:db8::1", "::2"], false),
         ] {
-            // These connections use the loopback interface, so the program is told of another one.
+            // These connections use the loopback interface, so the program gets another index.
             let connected = connects(at, ignored, u32::MAX).await;
             assert_eq!(connected, is_connected, "{at} {ignored:?}");
         }

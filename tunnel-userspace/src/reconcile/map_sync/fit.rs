@@ -126,6 +126,9 @@ impl Fitted<'_> {
             text.push_str(&format!(
                 "; open connections still use the indices of {draining} removed backends"
             ));
+            if let Some((namespace, count)) = actual.shares.most_draining() {
+                text.push_str(&format!(", of which {count} were of namespace {namespace}"));
+            }
         }
         text
     }

@@ -143,6 +143,15 @@ impl NamespaceShares {
         most.saturating_sub(exceeding.min(share.draining))
     }
 
+    /// Returns the namespace that has most of the removed backends with open connections, and their number.
+    pub(super) fn most_draining(&self) -> Option<(&str, usize)> {
+        let used = self.used.iter();
+        let draining = used.map(|(namespace, usage)| (&**namespace, usage.draining));
+        draining
+            .filter(|(_, draining)| *draining > 0)
+            .max_by_key(|(namespace, draining)| (*draining, std::cmp::Reverse(*namespace)))
+    }
+
     /// Returns the configured part of a number of entries.
     pub(super) fn part_of(&self, entries: usize) -> usize {
         entries.saturating_mul(usize::from(self.percent)) / 100

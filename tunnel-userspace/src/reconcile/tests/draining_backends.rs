@@ -97,7 +97,7 @@ fn a_service_without_free_indices_is_retried_when_connections_close() {
     let problems = &reconciler.sync.problems.by_service[&ObjectName::new("default", "db")];
     let problem_of_db = problems.values().next().expect("no room");
     assert_eq!(problem_of_db.reason, Reason::BackendsFull);
-    let text = "use the indices of 72 removed backends";
+    let text = "use the indices of 72 removed backends, of which 72 were of namespace default";
     assert!(problem_of_db.text.contains(text), "{problem_of_db:?}");
     // One of the two endpoints gets the only free index.
     assert_eq!(backends(&reconciler, 2), Some(vec![1]));

@@ -73,7 +73,7 @@ fn take_over_strays(config: &Config) -> Result<Option<String>, RoleError> {
         )));
     }
     let detached = strays.detach().map_err(failed("cannot detach a program"))?;
-    Ok((detached > 0).then(|| {
-        format!("detached {detached} programs of an earlier Culvert, which are not pinned in this directory")
-    }))
+    Ok(Some(format!(
+        "detached {detached} programs of an earlier Culvert, which are not pinned in this directory"
+    )))
 }

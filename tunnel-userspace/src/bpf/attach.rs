@@ -248,19 +248,8 @@ impl HeldLink {
     /// Pins the link again if its pin is missing or is another object. Returns a description of what was
     /// repaired.
     pub(super) fn repair_pin(&self) -> io::Result<Option<String>> {
-        let own = sys::link_ids(self.link.as_fd())?;
-        let is_pinned = match sys::open_pin(&self.pin) {
-            Ok(found) => {
-                sys::link_ids(found.as_fd())?.map(|ids| ids.link) == own.map(|ids| ids.link)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-            Err(error) => return Err(error),
-        };
-        if is_pinned {
-            return Ok(None);
-        }
-        self.pin()?;
-        Ok(Some(format!("the pin {} was missing", self.pin.display())))
+        let id_of = |object: BorrowedFd<'_>| Ok(sys::link_ids(object)?.map(|ids| ids.link));
+        repair_pin(self.link.as_fd(), &self.pin, id_of)
     }
 }
 
@@ -273,6 +262,23 @@ pub(super) fn replace_pin(object: BorrowedFd<'_>, pin: &Path) -> io::Result<()> 
         }
         other => other,
     }
+}
+
+/// Pins an object again if its pin is missing or is another object, which `id_of` distinguishes. Returns a
+/// description of what was repaired.
+pub(super) fn repair_pin(
+    object: BorrowedFd<'_>,
+    pin: &Path,
+    id_of: impl Fn(BorrowedFd<'_>) -> io::Result<Option<u32>>,
+) -> io::Result<Option<String>> {
+    match sys::open_pin(pin) {
+        Ok(found) if id_of(found.as_fd())? == id_of(object)? => return Ok(None),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    replace_pin(object, pin)?;
+    Ok(Some(format!("the pin {} was missing", pin.display())))
 }
 
 /// Opens a pinned link. Returns `None` if there is no pin, or if the link is detached or has another target.

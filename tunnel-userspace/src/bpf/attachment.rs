@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -55,30 +55,20 @@ struct AttachmentState {
 /// A map that is held open, and its pin.
 struct HeldMap {
     map: OwnedFd,
-    id: u32,
     pin: PathBuf,
 }
 
 impl HeldMap {
     fn open(pin: PathBuf) -> Result<Self, PinError> {
         let map = sys::open_pin(&pin).map_err(failed("open", &pin))?;
-        let id = sys::object_id(map.as_fd()).map_err(failed("inspect", &pin))?;
-        Ok(Self { map, id, pin })
+        Ok(Self { map, pin })
     }
 
     /// Pins the map again if its pin is missing or is another object. Returns a description of what was
     /// repaired.
     fn repair_pin(&self) -> io::Result<Option<String>> {
-        let found = match sys::open_pin(&self.pin) {
-            Ok(found) => Some(sys::object_id(found.as_fd())?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        if found == Some(self.id) {
-            return Ok(None);
-        }
-        attach::replace_pin(self.map.as_fd(), &self.pin)?;
-        Ok(Some(format!("the pin {} was missing", self.pin.display())))
+        let id_of = |object: BorrowedFd<'_>| sys::object_id(object).map(Some);
+        attach::repair_pin(self.map.as_fd(), &self.pin, id_of)
     }
 }
 

@@ -174,12 +174,17 @@ fn with<'a>((name, state): Change<'a>, change: impl FnOnce(&mut Service)) -> Cha
     (name, Some(state))
 }
 
+/// Ends the grace period and frees retired entries.
+fn free_retired(reconciler: &mut Reconciler<Memory>, retired: &RetiredEntries) {
+    reconciler.sync.tracked.maps.end_grace_period();
+    reconciler.sync.free(retired, false);
+}
+
 /// Syncs, ends the grace period and frees retired entries, until nothing is dirty.
 fn settle(reconciler: &mut Reconciler<Memory>) {
     for _ in 0..8 {
         let retired = reconciler.write_changes();
-        reconciler.sync.tracked.maps.end_grace_period();
-        reconciler.sync.free(&retired, false);
+        free_retired(reconciler, &retired);
         if !reconciler.is_dirty() {
             break;
         }
@@ -388,8 +393,7 @@ fn a_change_waits_for_free_entries_and_is_then_written() {
     assert_ne!(backends(&reconciler, 1), Some(vec![11]));
     assert_eq!(problem(&reconciler, "web"), None);
 
-    reconciler.sync.tracked.maps.end_grace_period();
-    reconciler.sync.free(&retired, false);
+    free_retired(&mut reconciler, &retired);
     settle(&mut reconciler);
 
     assert_eq!(backends(&reconciler, 1), Some(vec![11]));

@@ -6,8 +6,8 @@ use litemap::LiteMap;
 use proptest::prelude::*;
 
 use super::{
-    Memory, NoGrace, ROOMY, Reconciler, RetiredEntries, adopt, backends, is_ready, settle, state,
-    update,
+    Memory, NoGrace, ROOMY, Reconciler, RetiredEntries, adopt, backends, free_retired, is_ready,
+    settle, state, update,
 };
 
 /// One change: a Service's number, its VIP, and its endpoints, or `None` to delete the Service.
@@ -60,8 +60,7 @@ pub(super) fn restart_after_kill<T>(
         take(&mut first, step);
         let retired = first.write_changes();
         if first.maps().writes < cut {
-            first.sync.tracked.maps.end_grace_period();
-            first.sync.free(&retired, false);
+            free_retired(&mut first, &retired);
         }
     }
     let mut maps = first.sync.tracked.maps;
@@ -88,12 +87,10 @@ proptest! {
             apply_step(&mut reconciler, step);
             retired.0.extend(reconciler.write_changes().0);
             if frees {
-                reconciler.sync.tracked.maps.end_grace_period();
-                reconciler.sync.free(&std::mem::take(&mut retired), false);
+                free_retired(&mut reconciler, &std::mem::take(&mut retired));
             }
         }
-        reconciler.sync.tracked.maps.end_grace_period();
-        reconciler.sync.free(&retired, false);
+        free_retired(&mut reconciler, &retired);
         settle(&mut reconciler);
         prop_assert_eq!(backends_by_vip(&reconciler), expected_backends(&history));
         prop_assert_eq!(reconciler.maps().wrong_memberships(), Vec::<u32>::new());

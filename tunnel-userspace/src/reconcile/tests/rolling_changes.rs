@@ -178,8 +178,7 @@ fn frequent_changes_to_some_services_do_not_keep_others_waiting() {
     let served = (1..12).find(|round| {
         reconciler.update(update(frequent(*round)));
         let retired = reconciler.write_changes();
-        reconciler.sync.tracked.maps.end_grace_period();
-        reconciler.sync.free(&retired, false);
+        free_retired(&mut reconciler, &retired);
         backends(&reconciler, VIP) != first
     });
 
@@ -220,12 +219,10 @@ proptest! {
             ]));
             retired.0.extend(reconciler.write_changes().0);
             if frees {
-                reconciler.sync.tracked.maps.end_grace_period();
-                reconciler.sync.free(&std::mem::take(&mut retired), false);
+                free_retired(&mut reconciler, &std::mem::take(&mut retired));
             }
         }
-        reconciler.sync.tracked.maps.end_grace_period();
-        reconciler.sync.free(&retired, false);
+        free_retired(&mut reconciler, &retired);
         settle(&mut reconciler);
 
         let (wanted, _, _) = steps.last().expect("a step");

@@ -6,6 +6,7 @@ mod diff;
 mod draining_backends;
 mod fit;
 mod fitted_plan;
+mod former_owners;
 mod namespace_shares;
 mod orphans;
 mod probe_frontend;
@@ -131,6 +132,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
         let before = self.tracked.actual.usage();
         self.leaving = EntryCounts::default();
+        self.tracked.actual.shares.clear_leaving();
         self.has_polled_draining = false;
         let services = std::mem::take(&mut self.dirty);
         if self.phase == SyncPhase::FirstSync {
@@ -184,7 +186,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
                 && plan.frontends.keys().any(is_owner)
             {
                 taken.insert(id);
-                actual.set_id(name.clone(), id);
+                actual.claim_id(name.clone(), id);
             }
         }
         orphans.set_ids(actual.unassigned_ids());
@@ -236,8 +238,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             id,
             namespace: None,
             service: ServiceRoom::default(),
+            abandoned: &[],
             leaving: EntryCounts::default(),
             is_waiting: false,
+            has_waited: false,
         };
         let fitted = fit.fit(Cow::Owned(probe.plan())).ok();
         let fitted = fitted.and_then(|fitted| fitted.plan);

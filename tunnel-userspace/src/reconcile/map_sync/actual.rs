@@ -20,7 +20,7 @@ use crate::{
     plan::{BackendTarget, PortName, PortPlan},
     reconcile::{
         grace_period::{RetiredEntries, RetiredEntry},
-        map_access::CounterReader,
+        map_access::{MapReader, ReadError},
     },
 };
 
@@ -123,6 +123,13 @@ impl ActualContent {
     /// Returns a service port's id, if it has one.
     pub(crate) fn id(&self, name: &PortName) -> Option<u32> {
         self.ids.get(&name.service)?.get(name).copied()
+    }
+
+    /// Assigns an id that was found in the maps to a service port. The removed backends with this id count
+    /// against the port's namespace.
+    pub(super) fn claim_id(&mut self, name: PortName, id: u32) {
+        self.shares.assign_removed(id, &name.service.namespace);
+        self.set_id(name, id);
     }
 
     /// Assigns an id to a service port.
@@ -270,10 +277,23 @@ impl ActualContent {
 
     /// Finds the free backend indices and those of removed backends that still have open connections. A grace
     /// period must have passed since the maps were read, so that all programs have counted their connections.
-    pub(crate) fn find_draining(&mut self, reader: &impl CounterReader) {
-        let used = self.serving_indices();
-        (self.draining, self.free_backends) =
-            DrainingBackends::find(reader, self.sizes.backend_entries(), used);
+    pub(super) fn find_draining(&mut self, reader: &impl MapReader) -> Result<(), ReadError> {
+        let (used, entries) = (self.serving_indices(), self.sizes.backend_entries());
+        (self.draining, self.free_backends) = DrainingBackends::find(reader, entries, used);
+        if self.draining.len() == 0 {
+            return Ok(());
+        }
+        let draining = self.draining.indices();
+        let mut former_ids = BTreeSet::new();
+        for (index, backend) in (0_u32..).zip(reader.backends(entries)?) {
+            if draining.contains(&index) {
+                self.shares.add_found(index, backend.service);
+                former_ids.insert(backend.service);
+            }
+        }
+        // If the id were reused, the next daemon would take the new owner for that of the removed backends.
+        self.free_ids.postpone(&former_ids);
+        Ok(())
     }
 
     /// Removes the id assigned to a service port.
@@ -352,18 +372,17 @@ impl ActualContent {
 
     /// Takes over the service port names from an earlier read of the maps, for ids that still exist.
     pub(crate) fn move_names_from(&mut self, earlier: &mut Self) {
+        self.shares.take_owners_from(&earlier.shares);
         for (service, mut ids) in std::mem::take(&mut earlier.ids) {
             ids.retain(|_, id| self.ports.contains_key(id));
             for id in ids.values() {
                 self.recount(*id, Some(&service.namespace));
+                self.shares.assign_removed(*id, &service.namespace);
             }
             if !ids.is_empty() {
                 self.ids.insert(service, ids);
             }
         }
-        let (shares, draining) = (&mut self.shares, &self.draining);
-        let draining = draining.indices();
-        shares.take_draining_from(&mut earlier.shares, |index| draining.contains(&index));
     }
 }
 

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug)]
 pub(crate) struct IndexAllocator {
     freed: Vec<u32>,
+    /// Free indices that are allocated only after all others.
+    postponed: Vec<u32>,
     first_unused: u32,
     limit: u32,
 }
@@ -21,6 +23,7 @@ impl IndexAllocator {
             .collect();
         Self {
             freed,
+            postponed: Vec::new(),
             first_unused,
             limit,
         }
@@ -28,11 +31,28 @@ impl IndexAllocator {
 
     /// Allocates an index.
     pub(crate) fn allocate(&mut self) -> Option<u32> {
-        self.freed.pop().or_else(|| {
+        let freed = self.freed.pop().or_else(|| {
             let index = (self.first_unused < self.limit).then_some(self.first_unused)?;
             self.first_unused += 1;
             Some(index)
-        })
+        });
+        freed.or_else(|| self.postponed.pop())
+    }
+
+    /// Frees an index that is allocated again only after all others.
+    pub(crate) fn free_last(&mut self, index: u32) {
+        debug_assert!(index < self.first_unused);
+        self.postponed.push(index);
+    }
+
+    /// Allocates these indices, if they are free, only after all others.
+    pub(crate) fn postpone(&mut self, indices: &BTreeSet<u32>) {
+        let end = indices.last().map_or(0, |last| last + 1).min(self.limit);
+        self.freed.extend((self.first_unused..end).rev());
+        self.first_unused = self.first_unused.max(end);
+        let is_postponed = |index: &mut u32| indices.contains(index);
+        self.postponed
+            .extend(self.freed.extract_if(.., is_postponed));
     }
 
     /// Frees an index.
@@ -43,7 +63,7 @@ impl IndexAllocator {
 
     /// Returns how many indices are free.
     pub(crate) fn free_count(&self) -> usize {
-        self.freed.len() + to_usize(self.limit - self.first_unused)
+        self.freed.len() + self.postponed.len() + to_usize(self.limit - self.first_unused)
     }
 }
 
@@ -158,6 +178,21 @@ mod tests {
         assert_eq!(indices.allocate(), None);
         indices.free(0);
         assert_eq!(indices.allocate(), Some(0));
+    }
+
+    #[test]
+    fn a_postponed_index_is_allocated_after_all_others() {
+        let mut indices = IndexAllocator::new(5, &BTreeSet::from([1]));
+        indices.postpone(&BTreeSet::from([0, 1, 3]));
+
+        assert_eq!(indices.free_count(), 4);
+        assert_eq!([(); 2].map(|()| indices.allocate()), [Some(2), Some(4)]);
+        indices.free_last(2);
+        assert_eq!(indices.allocate(), Some(2));
+        let mut last = [indices.allocate(), indices.allocate()];
+        last.sort_unstable();
+        assert_eq!(last, [Some(0), Some(3)]);
+        assert_eq!(indices.allocate(), None);
     }
 
     #[test]

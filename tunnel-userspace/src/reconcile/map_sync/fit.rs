@@ -42,10 +42,14 @@ pub(super) struct Fit<'a> {
     /// the maps have beyond their configured sizes.
     pub(super) namespace: Option<&'a str>,
     pub(super) service: ServiceRoom,
+    /// The port's frontends that may be removed before new ones are written, because no port has them any more.
+    pub(super) abandoned: &'a [FrontendKey],
     /// The entries that will be removed at the end of this sync.
     pub(super) leaving: EntryCounts,
     /// True if retired entries will be freed after a grace period.
     pub(super) is_waiting: bool,
+    /// True if the Service has already waited for entries that its namespace replaced.
+    pub(super) has_waited: bool,
 }
 
 /// The room that a Service has because some of its ports release entries.
@@ -157,6 +161,9 @@ struct Room {
     /// The entries that the change releases, so that this many may be added in any case.
     released: usize,
     share: Option<ShareOfMap>,
+    /// The value of `by_share` once the maps show that the namespace's replaced backends have no open
+    /// connections.
+    by_share_later: usize,
 }
 
 impl Room {
@@ -186,8 +193,9 @@ impl Fit<'_> {
         let (frontends, mut shortage) = self.fit_frontends(&plan);
         let is_programmed = self.actual.ports.contains_key(&self.id);
         let lacks_frontends = frontends.as_ref().unwrap_or(&plan.frontends).is_empty();
-        if lacks_frontends && !is_programmed {
-            let plan = None;
+        if lacks_frontends {
+            // Backends without a frontend would be of no use.
+            let plan = is_programmed.then(FittedPlan::empty);
             return Ok(Fitted { plan, shortage });
         }
         let used_sets = plan.used_sets();
@@ -216,6 +224,7 @@ impl Fit<'_> {
             plan: Some(FittedPlan {
                 plan,
                 fitting_frontends: frontends,
+                abandoned: self.abandoned.to_vec(),
                 backends,
                 cluster,
                 local,
@@ -258,8 +267,9 @@ impl Fit<'_> {
         let released = given_up + self.service.credit.of(size);
         let freed = given_up + self.leaving.of(size);
         let (used, freed) = match size {
-            // Entries are deleted from this map last, and the map has no spare entries.
-            MapSize::Frontends => (actual.frontends.len(), 0),
+            // The map has no spare entries, and entries are deleted from it last, except those that no port
+            // has any more.
+            MapSize::Frontends => (actual.frontends.len(), self.abandoned.len()),
             MapSize::Slots => (to_usize(actual.sets.used), freed),
             MapSize::Backends => (to_usize(actual.used_backends), freed),
             MapSize::SourceRanges
@@ -273,23 +283,46 @@ impl Fit<'_> {
                 by_share: usize::MAX,
                 released,
                 share: None,
+                by_share_later: usize::MAX,
             };
         };
-        let share = actual.share_of(namespace, size);
-        let by_share = share.map_or(usize::MAX, |share| {
+        // Entries that the Service has not replaced yet are its credit.
+        let credit = self.service.credit.of(size);
+        let share = actual.share_of(namespace, size).map(|share| ShareOfMap {
+            pending: share.pending.saturating_sub(credit),
+            ..share
+        });
+        let room_in = |share: ShareOfMap| {
             let replaceable = if size == MapSize::Backends {
                 released.min(actual.shares.replaceable_backends(share, capacity))
             } else {
                 released
             };
             share.limit.saturating_sub(share.used) + replaceable
-        });
+        };
+        let later = share.map(ShareOfMap::without_pending);
         Room {
             by_size: (to_usize(capacity) + freed).saturating_sub(used),
-            by_share,
+            by_share: share.map_or(usize::MAX, room_in),
             released,
             share,
+            by_share_later: later.map_or(usize::MAX, room_in),
         }
+    }
+
+    /// Returns an error if the port has too little room only because it is not known yet whether backends that
+    /// its namespace has replaced have open connections. A Service waits for this only once, unless the
+    /// namespace has replaced backends during this sync.
+    fn wait_for_replaced(&self, room: Room, new: usize) -> Result<(), WaitsForEntries> {
+        let wanted = new.min(room.by_size);
+        let is_short = room.by_share < wanted && room.by_share < room.by_share_later;
+        let Some(namespace) = self.namespace.filter(|_| is_short) else {
+            return Ok(());
+        };
+        if self.actual.shares.has_leaving(namespace) || self.is_waiting && !self.has_waited {
+            return Err(WaitsForEntries);
+        }
+        Ok(())
     }
 
     /// Keeps the present members of each set for which no other member can be programmed.

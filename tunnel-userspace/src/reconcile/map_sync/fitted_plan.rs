@@ -49,6 +49,8 @@ pub(crate) struct FittedPlan<'a> {
     pub(crate) plan: Cow<'a, PortPlan>,
     /// The frontends that there is room for; `None` if these are all frontends in the plan.
     pub(crate) fitting_frontends: Option<LiteMap<FrontendKey, FrontendPlan>>,
+    /// Frontends to remove before new ones are written, because the map has no room for both.
+    pub(crate) abandoned: Vec<FrontendKey>,
     /// In ascending order of address and port.
     pub(crate) backends: Vec<FittedBackend>,
     pub(crate) cluster: FittedSet,
@@ -61,6 +63,7 @@ impl FittedPlan<'_> {
         Self {
             plan: Cow::Owned(PortPlan::default()),
             fitting_frontends: None,
+            abandoned: Vec::new(),
             backends: Vec::new(),
             cluster: FittedSet::Empty,
             local: FittedSet::Empty,

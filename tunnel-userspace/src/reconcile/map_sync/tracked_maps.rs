@@ -87,9 +87,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
     /// which happens last.
     pub(super) fn adopt(&mut self, grace: &impl GracePeriod) -> Result<usize, AdoptError> {
         let (actual, invalid) = read_maps::read_maps(&self.maps, self.actual.sizes)?;
-        let percent = self.actual.shares.percent();
         self.actual = self.complete_read(actual, &invalid, grace)?;
-        self.actual.shares = NamespaceShares::new(percent);
         self.reset_unused_counters()?;
         self.retired = RetiredEntries::default();
         Ok(invalid.frontend_keys.len())
@@ -107,7 +105,6 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         let differences = fresh.differences(&self.actual) + invalid_entries;
         if differences > 0 {
             let mut fresh = self.complete_read(fresh, &invalid, grace)?;
-            fresh.shares = NamespaceShares::new(self.actual.shares.percent());
             fresh.move_names_from(&mut self.actual);
             self.actual = fresh;
         }
@@ -126,13 +123,19 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
                 RetiredEntry::Backend(index) => {
                     let free = &mut actual.free_backends;
                     if actual.draining.free_or_drain(index, &self.maps, free) {
-                        actual.shares.remove_former_owner(index, false);
+                        actual.shares.remove_former_owner(index);
                     } else {
                         actual.shares.add_draining(index);
                     }
                 }
                 RetiredEntry::PortId(id) => {
-                    actual.free_ids.free(id);
+                    // If the id were reused, the next daemon would take the new owner for that of the
+                    // removed backends.
+                    if actual.shares.has_removed(id) {
+                        actual.free_ids.free_last(id);
+                    } else {
+                        actual.free_ids.free(id);
+                    }
                     self.reset_counters(id);
                 }
             }
@@ -146,7 +149,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         let actual = &mut self.actual;
         let freed = actual.draining.poll(&self.maps, &mut actual.free_backends);
         for index in &freed {
-            actual.shares.remove_former_owner(*index, true);
+            actual.shares.remove_former_owner(*index);
         }
         freed.len()
     }
@@ -248,11 +251,29 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         }
         let sets = (*cluster, *local);
         let records = RecordBuilder::new(&self.actual, diff.id, fitted, sets);
-        for (key, frontend) in &diff.upserts {
-            let record = records.build(*key, frontend);
-            self.write_frontend(record)?;
+        let upserts = diff.upserts.iter();
+        let upserts = upserts.map(|(key, frontend)| records.build(*key, frontend));
+        let upserts: Vec<Frontend> = upserts.collect();
+        // Without the abandoned frontends, no record may refer to the port's lists until the new ones are
+        // written.
+        let held = if fitted.abandoned.is_empty() {
+            Vec::new()
+        } else {
+            upserts.clone()
+        };
+        held.iter().for_each(|it| self.actual.add_references(it));
+        let mut abandoned = fitted.abandoned.iter();
+        let written = abandoned
+            .try_for_each(|key| self.delete_frontend(diff.id, key))
+            .and_then(|()| {
+                upserts
+                    .into_iter()
+                    .try_for_each(|it| self.write_frontend(it))
+            });
+        for record in &held {
+            self.actual.remove_references(record, &mut self.retired);
         }
-        Ok(())
+        written
     }
 
     /// Allocates and writes backends, stopping at the first error.
@@ -411,9 +432,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         self.actual.update_backend_status(index, retire);
         if let Some(port) = self.actual.ports.get_mut(&id) {
             port.backends.remove(target);
-            if let Some(namespace) = &port.namespace {
-                self.actual.shares.add_former_owner(index, namespace);
-            }
+            let namespace = port.namespace.as_ref();
+            self.actual.shares.add_retired(index, id, namespace);
         }
         self.actual.used_backends -= 1;
         self.retired.0.push(RetiredEntry::Backend(index));
@@ -460,7 +480,8 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         // A program that started running before the earlier process exited, or before the keys above were
         // removed, may still be reading entries that are now free.
         grace.wait().map_err(AdoptError::Grace)?;
-        actual.find_draining(&self.maps);
+        actual.shares = NamespaceShares::new(self.actual.shares.percent());
+        actual.find_draining(&self.maps)?;
         Ok(actual)
     }
 }

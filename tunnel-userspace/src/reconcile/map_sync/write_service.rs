@@ -1,12 +1,13 @@
 //! Writes the planned entries of one Service's ports.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
-use tunnel_common::reason::Reason;
+use tunnel_common::{reason::Reason, service::FrontendKey};
 
 use super::{
     MapSync,
     actual::ActualContent,
+    allocators::to_usize,
     diff::{PortDiff, has_room_for_source_ranges},
     fit::{Fit, Fitted, NO_ID, ServiceRoom},
     fitted_plan::FittedPlan,
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     model::ObjectName,
-    plan::{PortName, PortPlan},
+    plan::{PortName, PortPlan, ServicePlan},
     reconcile::{
         desired_plans::DesiredPlans,
         map_access::{MapReader, MapWriter},
@@ -32,6 +33,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         deletions: &mut Vec<(PortName, PortDiff)>,
     ) {
         let (wanted, mut problems) = desired.plan_to_write(service);
+        self.waiting_for_entries.remove(service);
+        self.hand_over_ids(service, &wanted);
         let mut room = ServiceRoom::default();
         let known = self.tracked.actual.ids.get(service);
         let mut unwanted: Vec<PortName> = Vec::new();
@@ -40,7 +43,6 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             room.slots += counts.slots;
             if !wanted.contains_key(name) {
                 room.add_leaving(counts);
-                self.leaving.add(counts);
                 unwanted.push(name.clone());
             }
         }
@@ -48,13 +50,17 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             if let Some(id) = self.tracked.actual.id(&name)
                 && !self.orphans.keeps_backends(&name)
             {
-                let nothing = FittedPlan::empty();
-                let diff = PortDiff::between(&self.tracked.actual, id, &nothing);
+                let actual = &mut self.tracked.actual;
+                let counts = actual.counts_of(id);
+                self.leaving.add(counts);
+                let namespace = &service.namespace;
+                actual.shares.add_leaving(namespace, counts.backends);
+                let diff = PortDiff::between(actual, id, &FittedPlan::empty());
                 deletions.push((name, diff));
             }
         }
         for (name, plan) in &wanted {
-            match self.write_port(name, plan, &mut room, &mut problems) {
+            match self.write_port(desired, (name, plan), &mut room, &mut problems) {
                 Ok(diff) => deletions.extend(diff.map(|diff| (name.clone(), diff))),
                 Err(error) => {
                     self.dirty.insert(service.clone());
@@ -65,12 +71,35 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.replace_problems(service, problems);
     }
 
+    /// Gives the entries of ports that a Service no longer has to new ports of the Service at the same addresses.
+    /// A port that gets another name therefore keeps its backends.
+    fn hand_over_ids(&mut self, service: &ObjectName, wanted: &ServicePlan) {
+        let actual = &mut self.tracked.actual;
+        let known = actual.ids.get(service).into_iter().flatten();
+        let unwanted = known.filter(|(name, _)| !wanted.contains_key(*name));
+        let mut unwanted: BTreeMap<u32, PortName> =
+            unwanted.map(|(name, id)| (*id, name.clone())).collect();
+        for (name, plan) in wanted {
+            if unwanted.is_empty() {
+                break;
+            }
+            if actual.id(name).is_some() {
+                continue;
+            }
+            let found = actual.find_id(plan, |id| unwanted.contains_key(id));
+            if let Some((id, old)) = found.and_then(|id| unwanted.remove_entry(&id)) {
+                actual.remove_name(&old);
+                actual.set_id(name.clone(), id);
+            }
+        }
+    }
+
     /// Writes a port's planned entries, or as many of them as there is room for. Returns the diff, whose
     /// deletions the caller must apply later, or `None` if nothing was written.
     fn write_port(
         &mut self,
-        name: &PortName,
-        plan: &Arc<PortPlan>,
+        desired: &DesiredPlans,
+        (name, plan): (&PortName, &Arc<PortPlan>),
         service: &mut ServiceRoom,
         problems: &mut PortProblems,
     ) -> Result<Option<PortDiff>, ChangeError> {
@@ -86,7 +115,9 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         } else {
             Cow::Owned(plan.with_source_ranges(actual.source_ranges_of(id)))
         };
-        let Some(fitted) = self.fit_port(id, name, &plan, *service) else {
+        let abandoned = self.abandoned_frontends(desired, id);
+        let fitted = self.fit_port(id, name, &plan, (*service, &abandoned));
+        let Some(fitted) = fitted else {
             self.waiting_for_entries.insert(name.service.clone());
             return Ok(None);
         };
@@ -121,6 +152,18 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         Ok(diff)
     }
 
+    /// Returns a port's frontends that no port has any more, if the map of frontends has no free entry.
+    fn abandoned_frontends(&self, desired: &DesiredPlans, id: u32) -> Vec<FrontendKey> {
+        let actual = &self.tracked.actual;
+        if actual.frontends.len() < to_usize(actual.sizes.frontends) {
+            return Vec::new();
+        }
+        let known = actual.ports.get(&id).into_iter();
+        let known = known.flat_map(|port| port.frontends.keys());
+        let is_abandoned = |key: &&FrontendKey| desired.frontend_owners.owner(key).is_none();
+        known.filter(is_abandoned).copied().collect()
+    }
+
     /// Fits a port's plan into the maps. If indices are lacking, first frees those of removed backends whose
     /// connections have been closed. Returns `None` if the port must wait for retired entries.
     fn fit_port<'p>(
@@ -128,17 +171,20 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         id: u32,
         name: &PortName,
         plan: &Cow<'p, PortPlan>,
-        service: ServiceRoom,
+        (service, abandoned): (ServiceRoom, &[FrontendKey]),
     ) -> Option<Fitted<'p>> {
         let (leaving, is_waiting) = (self.leaving, self.tracked.is_waiting());
+        let has_waited = self.waiting_since.contains_key(&name.service);
         let fit = |actual: &ActualContent| {
             let fit = Fit {
                 actual,
                 id,
                 namespace: Some(&name.service.namespace),
                 service,
+                abandoned,
                 leaving,
                 is_waiting,
+                has_waited,
             };
             fit.fit(Cow::clone(plan))
         };
@@ -173,7 +219,10 @@ impl<M: MapReader + MapWriter> MapSync<M> {
                     slots: tracked.actual.counts_of(id).slots,
                 };
                 service.record_write(before, after);
-                self.leaving.backends += diff.removed_backends.len();
+                let leaving = diff.removed_backends.len();
+                self.leaving.backends += leaving;
+                let shares = &mut tracked.actual.shares;
+                shares.add_leaving(&name.service.namespace, leaving);
                 Ok(Some(diff))
             }
             Err(ChangeError::NoRoom(_)) if is_waiting => {
@@ -192,7 +241,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             return Some(id);
         }
         let id = actual.find_id(plan, |id| self.orphans.take_id(*id))?;
-        actual.set_id(name.clone(), id);
+        actual.claim_id(name.clone(), id);
         Some(id)
     }
 

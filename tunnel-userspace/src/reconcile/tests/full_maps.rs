@@ -99,3 +99,36 @@ fn the_probe_fits_into_full_maps() {
         assert!(!known.contains_key(&probe.frontend), "the frontend is left");
     }
 }
+
+#[test]
+fn a_service_whose_cluster_ip_changes_keeps_its_place_in_full_maps() {
+    let sizes = ROOMY.with(MapSize::Frontends, 2);
+    let mut reconciler = serving(sizes, [set("web", 1, &[1]), set("www", 2, &[2])]);
+    apply(&mut reconciler, vec![set("db", 3, &[3])]);
+    assert_eq!(problem(&reconciler, "db"), Some(Reason::FrontendsFull));
+
+    apply(&mut reconciler, vec![set("web", 5, &[1])]);
+
+    assert_eq!(problem(&reconciler, "web"), None);
+    assert_eq!(backends(&reconciler, 5), Some(vec![1]));
+    assert_eq!(backends(&reconciler, 1), None);
+    assert_eq!(problem(&reconciler, "db"), Some(Reason::FrontendsFull));
+    assert_eq!(audit(&mut reconciler), 0);
+}
+
+#[test]
+fn a_service_that_loses_its_only_address_in_full_maps_leaves_nothing_behind() {
+    let sizes = ROOMY.with(MapSize::Frontends, 2);
+    let mut reconciler = serving(sizes, [set("a", 1, &[1]), set("b", 2, &[2])]);
+
+    // The address of "a" moves to another Service, so its entry isn't free for the new address of "a".
+    apply(&mut reconciler, vec![set("a", 5, &[1]), set("c", 1, &[3])]);
+
+    assert_eq!(backends(&reconciler, 1), Some(vec![3]));
+    assert_eq!(problem(&reconciler, "a"), Some(Reason::FrontendsFull));
+    assert_eq!(backends(&reconciler, 5), None);
+    assert_eq!(audit(&mut reconciler), 0);
+    apply(&mut reconciler, vec![("b", None)]);
+    assert_eq!(backends(&reconciler, 5), Some(vec![1]));
+    assert_eq!(problem(&reconciler, "a"), None);
+}

@@ -219,3 +219,141 @@ fn a_restart_counts_what_it_finds_in_the_maps() {
     let problem = problem_in(&second, &more).expect("a problem");
     assert_eq!(problem.reason, Reason::NamespaceShareExceeded);
 }
+
+/// Returns a Service in a namespace, with the given number of ports, whose endpoints have the addresses that
+/// [`service`] returns for `net`.
+fn many_ports(namespace: &str, ports: u16, net: u8, endpoints: u8) -> (ObjectName, ServiceState) {
+    let (name, mut state) = service(namespace, 1, net, endpoints);
+    let service = Arc::make_mut(&mut state.service);
+    service.cluster_ips = vec![Ipv4Addr::new(10, 96, 1, 1).into()];
+    service.ports = (0..ports)
+        .map(|number| {
+            let mut port = fixture::http(80 + number);
+            port.name = format!("http-{number}").into();
+            port
+        })
+        .collect();
+    let slice = Arc::make_mut(&mut state.slices[0]);
+    slice.ports = service
+        .ports
+        .iter()
+        .map(|port| EndpointPort {
+            name: Arc::clone(&port.name),
+            port: 8080,
+            protocol: Protocol::TCP,
+        })
+        .collect();
+    (name, state)
+}
+
+/// Returns how many backends the only Service of a namespace has in the maps, and how many removed backends
+/// open connections keep there.
+fn occupied(reconciler: &Reconciler<Memory>, name: &ObjectName) -> usize {
+    let services = services(reconciler, Some(&name.to_string()));
+    let ports = services[0].ports.iter();
+    let serving: usize = ports.map(|port| port.backends.len()).sum();
+    serving + reconciler.sync.tracked.actual.draining.len()
+}
+
+#[test]
+fn backends_that_many_ports_replace_at_once_count_against_their_namespace() {
+    let mut reconciler = adopt_with(Memory::new(SIZES), half());
+    let mut name = None;
+    for net in 1..20 {
+        let (tenant, state) = many_ports("tenant", 5, net, 20);
+        apply_all(&mut reconciler, [(tenant.clone(), state)]);
+        connect_to_all(&reconciler);
+        // The namespace may use half of the 200 entries and half of the 89 spare ones.
+        let occupied = occupied(&reconciler, &tenant);
+        assert!((100..=144).contains(&occupied), "{occupied} in round {net}");
+        if net % 5 == 0 {
+            reconciler = adopt_with(reconciler.sync.tracked.maps, half());
+        }
+        name = Some(tenant);
+    }
+
+    let (victim, state) = service("victim", 1, 30, 32);
+    apply_all(&mut reconciler, [(victim.clone(), state)]);
+    assert_eq!(programmed(&reconciler, &victim), 32);
+    assert_eq!(problem_in(&reconciler, &victim), None);
+    let tenant = name.expect("a Service");
+    let text = problem_in(&reconciler, &tenant).expect("a problem").text;
+    assert!(
+        text.contains("namespace tenant uses 144 of at most"),
+        "{text}"
+    );
+}
+
+#[test]
+fn removed_backends_count_before_their_grace_period_has_ended() {
+    let mut reconciler = adopt_with(Memory::new(SIZES), half());
+    let mut retired = RetiredEntries::default();
+    let mut tenant = None;
+    for net in 1..20 {
+        let (name, state) = many_ports("tenant", 5, net, 20);
+        reconciler.update(ClusterUpdate {
+            services: [(name.clone(), Some(state))].into(),
+            ..update(Vec::new())
+        });
+        retired.0.extend(reconciler.write_changes().0);
+        connect_to_all(&reconciler);
+        tenant = Some(name);
+    }
+    free_retired(&mut reconciler, &retired);
+    settle(&mut reconciler);
+
+    let occupied = occupied(&reconciler, &tenant.expect("a Service"));
+    assert!((100..=144).contains(&occupied), "{occupied}");
+}
+
+#[test]
+fn many_ports_replace_all_their_backends_at_once() {
+    let mut reconciler = adopt_with(Memory::new(SIZES), half());
+    let (tenant, state) = many_ports("tenant", 5, 1, 20);
+    apply_all(&mut reconciler, [(tenant.clone(), state)]);
+    let (_, state) = many_ports("tenant", 5, 2, 20);
+    let before = reconciler.sync.problems.reason_counts.clone();
+
+    apply_all(&mut reconciler, [(tenant, state)]);
+
+    let ports = &services(&reconciler, Some("tenant/web-1"))[0].ports;
+    for port in ports {
+        assert_eq!(port.backends.len(), 20);
+        assert!(port.backends.iter().all(|it| it.starts_with("10.2.")));
+    }
+    // No port was refused on the way.
+    assert_eq!(reconciler.sync.problems.reason_counts, before);
+}
+
+#[test]
+fn ports_that_get_other_names_are_served_at_every_moment() {
+    let mut reconciler = adopt_with(Memory::new(SIZES), half());
+    let (tenant, state) = many_ports("tenant", 5, 1, 20);
+    apply_all(&mut reconciler, [(tenant.clone(), state)]);
+    let maps = &mut reconciler.sync.tracked.maps;
+    maps.never_empty = maps.frontend_keys.keys().copied().collect();
+    let frontends = maps.never_empty.clone();
+    let (_, mut state) = many_ports("tenant", 5, 2, 20);
+    let renamed = |name: &Arc<str>| Arc::from(format!("new-{name}"));
+    for port in &mut Arc::make_mut(&mut state.service).ports {
+        port.name = renamed(&port.name);
+    }
+    for port in &mut Arc::make_mut(&mut state.slices[0]).ports {
+        port.name = renamed(&port.name);
+    }
+    reconciler.update(ClusterUpdate {
+        services: [(tenant.clone(), Some(state))].into(),
+        ..update(Vec::new())
+    });
+    for _ in 0..8 {
+        let retired = reconciler.write_changes();
+        let known = &reconciler.maps().frontend_keys;
+        assert!(frontends.iter().all(|key| known.contains_key(key)));
+        free_retired(&mut reconciler, &retired);
+    }
+
+    assert_eq!(problem_in(&reconciler, &tenant), None);
+    let ports = &services(&reconciler, Some("tenant/web-1"))[0].ports;
+    let counts = ports.iter().map(|port| port.backends.len());
+    assert_eq!(counts.collect::<Vec<_>>(), [20; 5]);
+}

@@ -27,6 +27,9 @@ impl Fit<'_> {
         let is_programmed = self.actual.ports.contains_key(&self.id);
         let is_new = !is_programmed && !plan.endpoints.is_empty();
         let room_if_new = is_new.then(|| self.room(MapSize::Backends, 0));
+        if let Some(room) = room_if_new {
+            self.wait_for_replaced(room, plan.endpoints.len())?;
+        }
         // A port that is refused costs no memory, however many endpoints it has.
         if let Some(room) = room_if_new.filter(|room| room.allowed() == 0) {
             let shortage = room.shortage(MapSize::Backends, Reason::BackendsFull);
@@ -50,6 +53,7 @@ impl Fit<'_> {
         if new <= room.allowed().min(free) {
             return Ok((backends, None));
         }
+        self.wait_for_replaced(room, new)?;
         let selection = self.select(&backends, room, free)?;
         let mut shortage = room.shortage(MapSize::Backends, Reason::BackendsFull);
         if free < room.allowed() {

@@ -134,7 +134,7 @@ fn program(objects: &Path) -> Result<Vec<String>> {
             owner_names.extend(frontends.map(|frontend| (frontend, owner.clone())));
         }
     }
-    let checks = reconciler.health().cloned().unwrap_or_default();
+    let checks = reconciler.health().unwrap_or_default();
     for (name, check) in &checks.services {
         let counts = check.ready_endpoints.iter();
         let counts: String = counts

@@ -152,7 +152,7 @@ fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChe
     };
     let reconciler = programmed(settings, &here.addresses, update(cluster)?)?;
     ensure!(!reconciler.is_dirty(), "not everything was written");
-    let checks = reconciler.health().cloned().unwrap_or_default();
+    let checks = reconciler.health().unwrap_or_default();
     Ok((reconciler.maps().clone(), checks))
 }
 

@@ -92,6 +92,14 @@ impl ProblemTracker {
         refused.map(|(service, _)| service)
     }
 
+    /// Returns true if a port of a Service did not fit into the maps, or if a write failed.
+    pub(super) fn is_incomplete(&self, service: &ObjectName) -> bool {
+        let ports = self.by_service.get(service).into_iter().flatten();
+        ports
+            .into_iter()
+            .any(|(_, problem)| is_full(problem) || problem.reason == Reason::WriteFailed)
+    }
+
     /// Returns how many ports did not fit into the share of each namespace.
     pub(super) fn ports_beyond_share(&self) -> BTreeMap<Arc<str>, usize> {
         let mut namespaces = BTreeMap::new();

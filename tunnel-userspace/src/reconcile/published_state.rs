@@ -3,6 +3,7 @@
 
 mod histogram;
 mod port_counters;
+mod programmed_health;
 mod published_services;
 mod reconcile_stats;
 mod service_snapshot;
@@ -19,5 +20,6 @@ pub use self::{
     sync_metrics::SyncMetrics,
 };
 pub(super) use self::{
-    service_snapshot::publish_services, sync_metrics::MetricsRecorder, warnings::warnings,
+    programmed_health::programmed_health, service_snapshot::publish_services,
+    sync_metrics::MetricsRecorder, warnings::warnings,
 };

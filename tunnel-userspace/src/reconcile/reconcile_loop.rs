@@ -470,8 +470,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.publish_warnings();
         if let Some(checks) = self.reconciler.health() {
             self.health.send_if_modified(|last| {
-                let is_new = !Arc::ptr_eq(last, checks);
-                *last = Arc::clone(checks);
+                let is_new = !Arc::ptr_eq(last, &checks) && *last != checks;
+                *last = checks;
                 is_new
             });
         }

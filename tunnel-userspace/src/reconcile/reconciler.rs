@@ -10,7 +10,8 @@ use super::{
     map_access::{AdoptError, MapReader, MapWriter},
     map_sync::MapSync,
     published_state::{
-        MetricsRecorder, PublishedServices, ReconcileStats, SyncMetrics, publish_services, warnings,
+        MetricsRecorder, PublishedServices, ReconcileStats, SyncMetrics, programmed_health,
+        publish_services, warnings,
     },
 };
 use crate::{
@@ -135,10 +136,12 @@ impl<M> Reconciler<M> {
         self.sync.dirty.append(&mut changed.services);
     }
 
-    /// Returns the Services' health checks, or `None` before the first sync.
+    /// Returns the Services' health checks, limited to the endpoints that are in the maps, or `None` before the
+    /// first sync.
     #[must_use]
-    pub fn health(&self) -> Option<&Arc<HealthChecks>> {
-        self.sync.is_synced().then_some(&self.desired.health)
+    pub fn health(&self) -> Option<Arc<HealthChecks>> {
+        let is_synced = self.sync.is_synced();
+        is_synced.then(|| programmed_health(&self.desired, &self.sync))
     }
 
     /// Returns true if a change is waiting to be written.

@@ -132,3 +132,43 @@ fn a_service_that_loses_its_only_address_in_full_maps_leaves_nothing_behind() {
     assert_eq!(backends(&reconciler, 5), Some(vec![1]));
     assert_eq!(problem(&reconciler, "a"), None);
 }
+
+#[test]
+fn health_checks_count_only_endpoints_that_are_programmed() {
+    let balanced = |name, vip, endpoints: &[u8]| {
+        let (name, mut state) = with(set(name, vip, endpoints), |service| {
+            service.external_policy = TrafficPolicy::Local;
+            service.health_check_port = Some(31_000);
+            service.load_balancer_ips = vec![cluster_ip(vip + 100)];
+        });
+        let slices = &mut state.as_mut().expect("a Service").slices;
+        for endpoint in &mut Arc::make_mut(&mut slices[0]).endpoints {
+            endpoint.node = Some("node-a".into());
+        }
+        (name, state)
+    };
+    let local = |reconciler: &Reconciler<Memory>| {
+        let health = reconciler.health().expect("synced");
+        let check = &health.services[&ObjectName::new("default", "web")];
+        check.ready_endpoints[&Family::V6]
+    };
+    for (sizes, others, programmed) in [
+        // Neither frontend, only the cluster IP, no backend, or one of two.
+        (ROOMY.with(MapSize::Frontends, 1), 1, 0),
+        (ROOMY.with(MapSize::Frontends, 2), 1, 0),
+        (ROOMY.with(MapSize::Backends, 3), 3, 0),
+        (ROOMY.with(MapSize::Backends, 4), 3, 1),
+        (ROOMY.with(MapSize::Slots, 4), 3, 1),
+    ] {
+        let endpoints: Vec<u8> = (1..=others).collect();
+        let mut reconciler = serving(sizes, [set("db", 2, &endpoints)]);
+        apply(&mut reconciler, vec![balanced("web", 1, &[1, 2])]);
+        assert!(problem(&reconciler, "web").is_some(), "{sizes:?}");
+        assert_eq!(local(&reconciler), programmed, "{sizes:?}");
+    }
+    // A port that needs no entries that are lacking counts as usual.
+    let mut reconciler = serving(ROOMY, [balanced("web", 1, &[1, 2])]);
+    assert_eq!(local(&reconciler), 2);
+    apply(&mut reconciler, vec![balanced("web", 1, &[2])]);
+    assert_eq!(local(&reconciler), 1);
+}

@@ -13,6 +13,7 @@ mod probe_frontend;
 mod read_maps;
 mod ref_counted_lists;
 mod set_values;
+mod slot_moves;
 mod tracked_maps;
 mod write_service;
 
@@ -87,6 +88,8 @@ pub(super) struct MapSync<M> {
     used_at_refusal: Option<MapUsage>,
     /// True if the current sync has polled the removed backends that have open connections.
     has_polled_draining: bool,
+    /// True if the current sync has tried to move sets to other slots.
+    has_moved_sets: bool,
     /// The number of differences found by audits, plus the number of invalid entries found at startup.
     pub(super) drift: u64,
 }
@@ -114,6 +117,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             leaving: EntryCounts::default(),
             used_at_refusal: None,
             has_polled_draining: false,
+            has_moved_sets: false,
             drift: u64::try_from(invalid_keys).unwrap_or(u64::MAX),
         })
     }
@@ -134,6 +138,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         self.leaving = EntryCounts::default();
         self.tracked.actual.shares.clear_leaving();
         self.has_polled_draining = false;
+        self.has_moved_sets = false;
         let services = std::mem::take(&mut self.dirty);
         if self.phase == SyncPhase::FirstSync {
             self.tracked.maps.start_batch();
@@ -152,6 +157,11 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         if let Err(error) = self.tracked.maps.flush_batch() {
             self.enter_content_unknown(&error, desired);
             return services;
+        }
+        if self.phase != SyncPhase::Incremental {
+            // Sets are not moved during the first sync.
+            self.dirty
+                .extend(self.problems.fragmented_services().cloned());
         }
         self.phase = SyncPhase::Incremental;
         // Deletions come last, so that an address that moves to another Service is served without
@@ -242,6 +252,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             leaving: EntryCounts::default(),
             is_waiting: false,
             has_waited: false,
+            may_move: false,
         };
         let fitted = fit.fit(Cow::Owned(probe.plan())).ok();
         let fitted = fitted.and_then(|fitted| fitted.plan);

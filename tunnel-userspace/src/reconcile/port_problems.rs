@@ -100,6 +100,14 @@ impl ProblemTracker {
             .any(|(_, problem)| is_full(problem) || problem.reason == Reason::WriteFailed)
     }
 
+    /// Returns the Services with a port for which too few free slots were in a row.
+    pub(super) fn fragmented_services(&self) -> impl Iterator<Item = &ObjectName> {
+        let is_fragmented = |problem: &PortProblem| problem.reason == Reason::SlotsFragmented;
+        let problems = self.by_service.iter();
+        let fragmented = problems.filter(move |(_, ports)| ports.values().any(is_fragmented));
+        fragmented.map(|(service, _)| service)
+    }
+
     /// Returns how many ports did not fit into the share of each namespace.
     pub(super) fn ports_beyond_share(&self) -> BTreeMap<Arc<str>, usize> {
         let mut namespaces = BTreeMap::new();
@@ -124,6 +132,7 @@ const fn is_full(problem: &PortProblem) -> bool {
         Reason::FrontendsFull
             | Reason::SlotsFull
             | Reason::SlotsReduced
+            | Reason::SlotsFragmented
             | Reason::BackendsFull
             | Reason::SourceRangesFull
             | Reason::NamespaceShareExceeded

@@ -2,6 +2,7 @@ mod change_cost;
 mod draining_backends;
 mod external_ips;
 mod first_sync;
+mod fragmentation;
 mod full_maps;
 mod heartbeat;
 mod kills;

@@ -67,9 +67,13 @@ impl IndexAllocator {
     }
 }
 
+/// The minimum length of a long range. Long and short ranges are allocated from opposite ends, so that short
+/// ones don't split up the room for long ones.
+const LONG: u32 = 128;
+
 /// Allocates contiguous ranges of indices below a limit, each from the smallest free range that is large
 /// enough. Adjacent free ranges are merged.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RangeAllocator {
     by_base: BTreeMap<u32, u32>,
     by_length: BTreeSet<(u32, u32)>,
@@ -89,9 +93,16 @@ impl RangeAllocator {
             return Some(0);
         }
         let (found, base) = self.by_length.range((length, 0)..).next().copied()?;
+        if length < LONG {
+            self.remove(base, found);
+            self.insert(base + length, found - length);
+            return Some(base);
+        }
+        let last = self.by_length.range(..=(found, u32::MAX)).next_back();
+        let (found, base) = last.copied()?;
         self.remove(base, found);
-        self.insert(base + length, found - length);
-        Some(base)
+        self.insert(base, found - length);
+        Some(base + found - length)
     }
 
     /// Allocates exactly this range. Returns false if any part of it is in use.
@@ -130,6 +141,11 @@ impl RangeAllocator {
             length += after;
         }
         self.insert(base, length);
+    }
+
+    /// Returns the first index and the length of each free range, in order.
+    pub(crate) fn free_ranges(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.by_base.iter().map(|(base, length)| (*base, *length))
     }
 
     /// Returns the lengths of the two largest free ranges.
@@ -203,6 +219,18 @@ mod tests {
         assert!(!ranges.allocate_at(4, 2));
         assert!(!ranges.allocate_at(6, 3));
         assert!(ranges.allocate_at(5, 3));
+    }
+
+    #[test]
+    fn long_and_short_ranges_come_from_opposite_ends() {
+        let mut ranges = RangeAllocator::new(1000);
+
+        assert_eq!(ranges.allocate(251), Some(749));
+        assert_eq!(ranges.allocate(3), Some(0));
+        assert_eq!(ranges.allocate(251), Some(498));
+        assert_eq!(ranges.allocate(127), Some(3));
+        ranges.free(749, 251);
+        assert_eq!(ranges.allocate(251), Some(749));
     }
 
     proptest! {

@@ -30,8 +30,12 @@ use crate::{
 pub(super) const NO_ID: u32 = u32::MAX;
 
 /// The error that the entries don't fit now, but will once retired entries are freed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct WaitsForEntries;
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct WaitsForEntries {
+    /// The number of free slots in a row that are lacking, although enough slots are free. Other sets must be
+    /// moved first.
+    pub(super) range: Option<usize>,
+}
 
 /// The port whose plan is fitted, and the room that its Service has.
 pub(super) struct Fit<'a> {
@@ -50,6 +54,8 @@ pub(super) struct Fit<'a> {
     pub(super) is_waiting: bool,
     /// True if the Service has already waited for entries that its namespace replaced.
     pub(super) has_waited: bool,
+    /// True if sets of other ports may be moved to make room.
+    pub(super) may_move: bool,
 }
 
 /// The room that a Service has because some of its ports release entries.
@@ -75,15 +81,27 @@ impl ServiceRoom {
     }
 }
 
+/// The limit that keeps entries out of a map.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Limit {
+    /// The configured size of the map.
+    Size,
+    /// The namespace's share of the map.
+    Share(ShareOfMap),
+    /// The number of slots that the tables and weighted sets of one Service may use.
+    ServiceTables(usize),
+    /// The length of the longest range of free slots, which is shorter than the set needs.
+    LongestRange(usize),
+    /// The indices of removed backends that have open connections.
+    Indices,
+}
+
 /// The reason why a port is not programmed completely.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Shortage {
     pub(super) reason: Reason,
     pub(super) size: MapSize,
-    /// The namespace's share, if it is what limits the entries.
-    pub(super) share: Option<ShareOfMap>,
-    /// True if indices of removed backends that have open connections would provide the room.
-    pub(super) lacks_indices: bool,
+    pub(super) limit: Limit,
 }
 
 /// A fitted plan.
@@ -97,7 +115,8 @@ pub(super) struct Fitted<'a> {
 impl Fitted<'_> {
     /// Returns true if free backend indices would provide room.
     pub(super) fn lacks_indices(&self) -> bool {
-        self.shortage.is_some_and(|shortage| shortage.lacks_indices)
+        self.shortage
+            .is_some_and(|shortage| shortage.limit == Limit::Indices)
     }
 
     /// Describes a shortage for operators: the map that is full, the endpoints that are programmed, and what
@@ -111,12 +130,23 @@ impl Fitted<'_> {
     ) -> String {
         let key = shortage.size.key();
         let mut text = shortage.reason.meaning().to_owned();
-        if let Some(ShareOfMap { used, limit, .. }) = shortage.share {
-            let (namespace, percent) = (&name.service.namespace, actual.shares.percent());
-            text.push_str(&format!(
+        let (namespace, percent) = (&name.service.namespace, actual.shares.percent());
+        match shortage.limit {
+            Limit::Share(ShareOfMap { used, limit, .. }) => text.push_str(&format!(
                 ": namespace {namespace} uses {used} of at most {limit} entries of bpf.maps.{key} \
                  (service.namespaceShare: {percent})"
-            ));
+            )),
+            Limit::ServiceTables(limit) => text.push_str(&format!(
+                ": a Service with Maglev tables or weights may use at most {limit} entries of bpf.maps.{key}, \
+                 {percent} % of the limit of namespace {namespace} (service.namespaceShare)"
+            )),
+            Limit::LongestRange(longest) => text.push_str(&format!(
+                ": the longest range of free entries of bpf.maps.{key} has {longest} entries"
+            )),
+            Limit::Size if shortage.reason == Reason::SlotsReduced => {
+                text.push_str(&format!(": bpf.maps.{key} is used up"));
+            }
+            Limit::Size | Limit::Indices => {}
         }
         let used = plan.used_sets();
         let wanted = plan.endpoints.iter();
@@ -171,18 +201,24 @@ impl Room {
         self.by_size.min(self.by_share)
     }
 
+    /// Returns the limit that decides how many entries are allowed.
+    fn limit(self) -> Limit {
+        let share = self.share.filter(|_| self.by_share < self.by_size);
+        share.map_or(Limit::Size, Limit::Share)
+    }
+
     /// Returns the shortage of a map that has less room than needed.
     fn shortage(self, size: MapSize, full: Reason) -> Shortage {
-        let is_share = self.by_share < self.by_size;
+        let limit = self.limit();
+        let reason = if matches!(limit, Limit::Share(_)) {
+            Reason::NamespaceShareExceeded
+        } else {
+            full
+        };
         Shortage {
-            reason: if is_share {
-                Reason::NamespaceShareExceeded
-            } else {
-                full
-            },
+            reason,
             size,
-            share: self.share.filter(|_| is_share),
-            lacks_indices: false,
+            limit,
         }
     }
 }
@@ -320,7 +356,7 @@ impl Fit<'_> {
             return Ok(());
         };
         if self.actual.shares.has_leaving(namespace) || self.is_waiting && !self.has_waited {
-            return Err(WaitsForEntries);
+            return Err(WaitsForEntries::default());
         }
         Ok(())
     }

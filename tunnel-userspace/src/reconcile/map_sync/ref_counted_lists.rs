@@ -2,7 +2,7 @@
 //! array of slots, and source ranges in an array of their own.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     hash::Hash,
     ops::Range,
     sync::{Arc, OnceLock},
@@ -33,6 +33,15 @@ struct RefCountedList<T> {
     recipe: OnceLock<Box<SetRecipe>>,
 }
 
+/// A part of the array that will be free once the lists in it have been moved elsewhere.
+#[derive(Debug)]
+struct HeldRange {
+    /// The first index of each list that has been moved and is still to be freed.
+    moved: BTreeSet<u32>,
+    /// The ranges between these lists, which are kept from being allocated.
+    gaps: Vec<IndexRange>,
+}
+
 /// The lists in an array map, keyed by the index of their first entry.
 #[derive(Debug)]
 pub(in crate::reconcile) struct RefCountedLists<T> {
@@ -40,6 +49,7 @@ pub(in crate::reconcile) struct RefCountedLists<T> {
     /// The position of each list, for finding an equal one to share, or `None` if lists are not shared.
     shared: Option<HashMap<Arc<[T]>, IndexRange>>,
     free: RangeAllocator,
+    held: Option<HeldRange>,
     entries: u32,
     /// The number of entries in use.
     pub(in crate::reconcile) used: u32,
@@ -52,6 +62,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
             by_base: HashMap::new(),
             shared: None,
             free: RangeAllocator::new(entries),
+            held: None,
             entries,
             used: 0,
         }
@@ -181,6 +192,36 @@ impl<T: Eq + Hash> RefCountedLists<T> {
     /// Frees the space occupied by a removed list that no program reads any more.
     pub(super) fn free(&mut self, range: IndexRange) {
         self.free.free(range.base, range.len);
+        let held = self.held.take_if(|held| {
+            held.moved.remove(&range.base);
+            held.moved.is_empty()
+        });
+        self.release(held.into_iter().flat_map(|held| held.gaps));
+    }
+
+    /// Returns the free ranges in order.
+    pub(super) const fn free_ranges(&self) -> &RangeAllocator {
+        &self.free
+    }
+
+    /// Keeps free ranges from being allocated. Returns those that were free.
+    pub(super) fn hold(&mut self, gaps: &[IndexRange]) -> Vec<IndexRange> {
+        let gaps = gaps.iter().copied();
+        gaps.filter(|gap| self.free.allocate_at(gap.base, gap.len))
+            .collect()
+    }
+
+    /// Frees the gaps once the lists that were moved from between them have been freed.
+    pub(super) fn release_after(&mut self, moved: BTreeSet<u32>, gaps: Vec<IndexRange>) {
+        let earlier = self.held.replace(HeldRange { moved, gaps });
+        self.release(earlier.into_iter().flat_map(|held| held.gaps));
+    }
+
+    /// Frees gaps.
+    pub(super) fn release(&mut self, gaps: impl IntoIterator<Item = IndexRange>) {
+        for gap in gaps {
+            self.free.free(gap.base, gap.len);
+        }
     }
 
     /// Returns how many entries would become unused without the references in `of_records`, that is, how many
@@ -205,7 +246,7 @@ impl<T: Eq + Hash> RefCountedLists<T> {
     }
 
     /// Returns the lengths of the two largest free ranges.
-    pub(super) fn largest_free(&self) -> [usize; 2] {
+    pub(in crate::reconcile) fn largest_free(&self) -> [usize; 2] {
         self.free.largest()
     }
 
@@ -248,6 +289,16 @@ impl RefCountedLists<u32> {
             list.recipe.get_or_init(|| Box::new(recipe));
         }
         is_equal
+    }
+
+    /// Copies the recipe of a set to another position.
+    pub(super) fn copy_recipe(&self, from: IndexRange, to: IndexRange) {
+        let known = self.list_at(from).and_then(|list| list.recipe.get());
+        if let Some(recipe) = known {
+            let SetRecipe { layout, members } = &**recipe;
+            let (layout, members) = (*layout, members.clone());
+            self.set_recipe(to, SetRecipe { layout, members });
+        }
     }
 
     /// Stores the recipe that produced the set at a position.

@@ -372,7 +372,7 @@ impl<M: MapReader + MapWriter> TrackedMaps<M> {
         Ok(set)
     }
 
-    fn write_frontend(&mut self, record: Frontend) -> Result<(), ChangeError> {
+    pub(super) fn write_frontend(&mut self, record: Frontend) -> Result<(), ChangeError> {
         let room = self.actual.free_frontends.allocate();
         let index = room.ok_or(ChangeError::NoRoom(Reason::FrontendsFull))?;
         let key = record.key;

@@ -5,11 +5,11 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 use tunnel_common::{reason::Reason, service::FrontendKey};
 
 use super::{
-    MapSync,
+    MapSync, SyncPhase,
     actual::ActualContent,
     allocators::to_usize,
     diff::{PortDiff, has_room_for_source_ranges},
-    fit::{Fit, Fitted, NO_ID, ServiceRoom},
+    fit::{Fit, Fitted, NO_ID, ServiceRoom, WaitsForEntries},
     fitted_plan::FittedPlan,
     namespace_shares::EntryCounts,
     tracked_maps::ChangeError,
@@ -175,7 +175,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     ) -> Option<Fitted<'p>> {
         let (leaving, is_waiting) = (self.leaving, self.tracked.is_waiting());
         let has_waited = self.waiting_since.contains_key(&name.service);
-        let fit = |actual: &ActualContent| {
+        let fit = |actual: &ActualContent, may_move: bool| {
             let fit = Fit {
                 actual,
                 id,
@@ -185,15 +185,25 @@ impl<M: MapReader + MapWriter> MapSync<M> {
                 leaving,
                 is_waiting,
                 has_waited,
+                may_move,
             };
             fit.fit(Cow::clone(plan))
         };
-        let fitted = fit(&self.tracked.actual);
+        // Searching for sets to move takes time, so it is done at most once for each sync.
+        let may_move = self.phase == SyncPhase::Incremental && !self.has_moved_sets;
+        let mut fitted = fit(&self.tracked.actual, may_move);
+        if let Err(WaitsForEntries { range: Some(slots) }) = fitted {
+            self.has_moved_sets = true;
+            if self.tracked.make_room(slots) {
+                return None;
+            }
+            fitted = fit(&self.tracked.actual, false);
+        }
         let lacks_indices = fitted.as_ref().map_or(true, Fitted::lacks_indices);
         // One poll for each sync is enough, since it reads many counters.
         let polls = lacks_indices && !std::mem::replace(&mut self.has_polled_draining, true);
         if polls && self.tracked.poll_draining() > 0 {
-            return fit(&self.tracked.actual).ok();
+            return fit(&self.tracked.actual, false).ok();
         }
         fitted.ok()
     }

@@ -31,6 +31,7 @@ pub(in crate::reconcile) fn warnings<M>(
                 reason,
                 Reason::FrontendsFull
                     | Reason::SlotsFull
+                    | Reason::SlotsFragmented
                     | Reason::BackendsFull
                     | Reason::WriteFailed
             )

@@ -172,3 +172,52 @@ fn health_checks_count_only_endpoints_that_are_programmed() {
     apply(&mut reconciler, vec![balanced("web", 1, &[2])]);
     assert_eq!(local(&reconciler), 1);
 }
+
+#[test]
+fn the_problem_names_the_limit_that_leaves_no_room_for_a_table() {
+    // A table of 251 slots does not fit into the map, the share of the namespace, or that of a Service.
+    for (slots, share, used, text) in [
+        (
+            400,
+            100,
+            200,
+            "so all endpoints get equal shares: bpf.maps.slots is used up; 2 of 2",
+        ),
+        (
+            600,
+            90,
+            200,
+            "namespace default uses 400 of at most 540 entries of bpf.maps.slots (service.namespaceShare: 90)",
+        ),
+        (
+            600,
+            50,
+            2,
+            "a Service with Maglev tables or weights may use at most 150 entries of bpf.maps.slots, \
+             50 % of the limit of namespace default (service.namespaceShare)",
+        ),
+    ] {
+        let sizes = ROOMY.with(MapSize::Slots, slots);
+        let settings = PlanSettings {
+            namespace_share: share,
+            ..settings()
+        };
+        let maps = Memory::new(sizes.with(MapSize::Backends, 1024));
+        let mut reconciler = adopt_with(maps, settings);
+        let endpoints: Vec<u8> = (8..8 + used).collect();
+        let others = [set("a", 1, &endpoints), set("b", 2, &endpoints)];
+        let count = usize::from(slots == 600) + 1;
+        apply(&mut reconciler, others.into_iter().take(count).collect());
+        let table = with(set("web", 3, &[1, 2]), |service| {
+            service.algorithm = Some(Algorithm::Maglev);
+        });
+        apply(&mut reconciler, vec![table]);
+
+        let problems = &reconciler.sync.problems.by_service;
+        let found = problems[&ObjectName::new("default", "web")].values().next();
+        let found = found.expect("a problem");
+        assert_eq!(found.reason, Reason::SlotsReduced);
+        assert!(found.text.contains(text), "{found:?}");
+        assert_eq!(backends(&reconciler, 3), Some(vec![1, 2]));
+    }
+}

@@ -2,7 +2,7 @@
 
 use tunnel_common::{reason::Reason, service::Membership, table::MapSize};
 
-use super::{Fit, Room, Shortage, WaitsForEntries};
+use super::{Fit, Limit, Room, Shortage, WaitsForEntries};
 use crate::{plan::PortPlan, reconcile::map_sync::fitted_plan::FittedBackend};
 
 /// The numbers of endpoints that are added to the maps, and of those that make room for them.
@@ -59,8 +59,7 @@ impl Fit<'_> {
         if free < room.allowed() {
             shortage = Shortage {
                 reason: Reason::BackendsFull,
-                share: None,
-                lacks_indices: true,
+                limit: Limit::Indices,
                 ..shortage
             };
         }
@@ -86,7 +85,7 @@ impl Fit<'_> {
         let mut in_no_set = count(true, false).min(allowed.saturating_sub(in_sets));
         if in_sets + in_no_set > free {
             if self.is_waiting {
-                return Err(WaitsForEntries);
+                return Err(WaitsForEntries::default());
             }
             in_sets = in_sets.min(free);
             in_no_set = in_no_set.min(free - in_sets);

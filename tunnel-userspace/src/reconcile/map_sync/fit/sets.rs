@@ -6,7 +6,7 @@ use tunnel_common::{
     table::MapSize,
 };
 
-use super::{EntryCounts, Fit, Room, Shortage, WaitsForEntries};
+use super::{EntryCounts, Fit, Limit, Room, Shortage, WaitsForEntries};
 use crate::{
     plan::SlotLayout,
     reconcile::map_sync::{
@@ -33,14 +33,6 @@ impl Candidate {
     }
 }
 
-/// The reason why the slots of a candidate don't fit.
-enum Lack {
-    /// The configured size or the namespace's share does not suffice.
-    Slots,
-    /// No free range is long enough.
-    Range,
-}
-
 impl Fit<'_> {
     /// Selects the sets to program. If a set's table has no room, the set becomes plain, with one slot for
     /// each member. If a plain set has no room either, as many members as possible stay in the set.
@@ -50,41 +42,55 @@ impl Fit<'_> {
         backends: &mut Vec<FittedBackend>,
     ) -> Result<([FittedSet; 2], Option<Shortage>), WaitsForEntries> {
         let required = self.candidate(Some(algorithm), backends);
-        let Err(lack) = self.check(&required) else {
+        let Err(mut limit) = self.check(&required) else {
             return Ok((required.sets, None));
         };
-        self.wait_for_range(&lack)?;
-        let room = self.room(MapSize::Slots, required.kept);
+        self.wait_for_range(limit, &required)?;
         if required.has_new_table {
             let plain = self.candidate(None, backends);
             match self.check(&plain) {
                 Ok(()) => {
                     let shortage = Shortage {
                         reason: Reason::SlotsReduced,
-                        ..room.shortage(MapSize::Slots, Reason::SlotsReduced)
+                        size: MapSize::Slots,
+                        limit,
                     };
                     return Ok((plain.sets, Some(shortage)));
                 }
-                Err(lack) => self.wait_for_range(&lack)?,
+                Err(of_plain) => {
+                    self.wait_for_range(of_plain, &plain)?;
+                    limit = of_plain;
+                }
             }
         }
-        let room = self.room(MapSize::Slots, 0);
-        self.truncate(room, backends);
+        self.truncate(self.room(MapSize::Slots, 0), backends);
         let truncated = self.candidate(None, backends);
-        if let Err(lack) = self.check(&truncated) {
-            self.wait_for_range(&lack)?;
+        if let Err(of_truncated) = self.check(&truncated) {
+            self.wait_for_range(of_truncated, &truncated)?;
             self.truncate_to(backends, [0, 0]);
         }
         let sets = self.candidate(None, backends).sets;
-        let shortage = room.shortage(MapSize::Slots, Reason::SlotsFull);
+        let reason = match limit {
+            Limit::Share(_) => Reason::NamespaceShareExceeded,
+            Limit::LongestRange(_) => Reason::SlotsFragmented,
+            Limit::Size | Limit::ServiceTables(_) | Limit::Indices => Reason::SlotsFull,
+        };
+        let shortage = Shortage {
+            reason,
+            size: MapSize::Slots,
+            limit,
+        };
         Ok((sets, Some(shortage)))
     }
 
-    const fn wait_for_range(&self, lack: &Lack) -> Result<(), WaitsForEntries> {
-        match lack {
-            Lack::Range if self.is_waiting => Err(WaitsForEntries),
-            Lack::Range | Lack::Slots => Ok(()),
+    /// Returns an error if sets don't fit only because no range of free slots is long enough, and either sets of
+    /// other ports may be moved, or entries will be freed.
+    fn wait_for_range(&self, limit: Limit, candidate: &Candidate) -> Result<(), WaitsForEntries> {
+        if !matches!(limit, Limit::LongestRange(_)) || !self.may_move && !self.is_waiting {
+            return Ok(());
         }
+        let range = self.may_move.then(|| candidate.new_slots());
+        Err(WaitsForEntries { range })
     }
 
     /// Returns the sets of the given backends, with the layouts that the algorithm requires, or with plain
@@ -130,34 +136,42 @@ impl Fit<'_> {
         candidate
     }
 
-    /// Checks that there is room for the slots of sets.
-    fn check(&self, candidate: &Candidate) -> Result<(), Lack> {
+    /// Checks that there is room for the slots of sets. Returns the limit that leaves no room for them.
+    fn check(&self, candidate: &Candidate) -> Result<(), Limit> {
         let new = candidate.new_slots();
         if new == 0 {
             return Ok(());
         }
         let room = self.room(MapSize::Slots, candidate.kept);
-        if new > room.allowed() || candidate.has_new_table && !self.admits_table(room, candidate) {
-            return Err(Lack::Slots);
+        if new > room.allowed() {
+            return Err(room.limit());
+        }
+        if candidate.has_new_table {
+            self.check_tables(room, new)?;
         }
         let largest = self.actual.sets.largest_free();
         if fit_into(&candidate.new, largest) {
             Ok(())
         } else {
-            Err(Lack::Range)
+            let [longest, _] = largest;
+            Err(Limit::LongestRange(longest))
         }
     }
 
-    /// Returns true if the Service may have the tables. Its slots may not exceed the configured part of its
+    /// Checks that the Service may have the tables. Its slots may not exceed the configured part of its
     /// namespace's limit, so that plain sets of other Services in the namespace find room.
-    fn admits_table(&self, room: Room, candidate: &Candidate) -> bool {
-        let (new, shares) = (candidate.new_slots(), &self.actual.shares);
-        room.share.is_none_or(|share| {
-            let others = self.service.slots.saturating_sub(room.released);
-            let limit = shares.part_of(share.limit);
-            let limit = limit.max(EntryCounts::GUARANTEED.of(MapSize::Slots));
-            new <= room.released || others + new <= limit
-        })
+    fn check_tables(&self, room: Room, new: usize) -> Result<(), Limit> {
+        let Some(share) = room.share else {
+            return Ok(());
+        };
+        let others = self.service.slots.saturating_sub(room.released);
+        let limit = self.actual.shares.part_of(share.limit);
+        let limit = limit.max(EntryCounts::GUARANTEED.of(MapSize::Slots));
+        if new <= room.released || others + new <= limit {
+            Ok(())
+        } else {
+            Err(Limit::ServiceTables(limit))
+        }
     }
 
     /// Leaves out members of the sets until the slots fit.

@@ -24,7 +24,7 @@ use tunnel_userspace::{
     plan::NodePortAddresses,
     reconcile::{
         CounterReader, GracePeriod, MapReader, MapSizes, MapWriter, PlanSettings, ReadError,
-        Reconciler, WriteError,
+        Reconciler, ServiceView, WriteError,
     },
     source::file,
 };
@@ -118,7 +118,8 @@ fn program(objects: &Path) -> Result<Vec<String>> {
     }
     let mut owner_names = BTreeMap::new();
     let maps = reconciler.maps();
-    for service in reconciler.published().services(maps, None) {
+    let services = ServiceView::collect(reconciler.published().service_parts(maps, None));
+    for service in services {
         for port in service.ports {
             let mut owner = format!("{}/{}", service.namespace, service.name);
             if !port.port.is_empty() {

@@ -2,6 +2,7 @@
 //!
 //! - `node_routes`: the HTTP paths that each listener of `culvert node` serves
 //! - `agent_routes`: the HTTP paths that `culvert agent` serves
+//! - `service_list`: `/services`, which is created while the client reads it
 //! - `status`: `/status`
 //! - `metrics`: `/metrics`
 //! - `readiness`: `/readyz`, and the readiness check that the status, the metrics and the log share
@@ -25,6 +26,7 @@ mod http_server;
 mod metrics;
 mod node_routes;
 mod readiness;
+mod service_list;
 mod status;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -36,7 +38,7 @@ pub use self::{
     agent_routes::{AgentSetup, AgentStatus, AgentViews},
     health_check_node_ports::{HealthCheckServer, HealthChecksView},
     http_client::{RequestError, request},
-    http_server::{Routes, SocketError, serve_tcp, serve_unix},
+    http_server::{ResponseBody, Routes, SocketError, serve_tcp, serve_unix},
     node_routes::{NodeListener, NodeRoutes},
     readiness::log_readiness,
     status::{NodeSetup, NodeStatus, StartTimes, used_entries},
@@ -46,7 +48,7 @@ use crate::{
     identity::CertificateState,
     listen::UnboundPorts,
     net::NetworkView,
-    reconcile::{PortCounterList, ReconcileStats, ServiceView},
+    reconcile::{PortCounterList, ReconcileStats, ServicePart},
     sockets::TerminatorView,
     source::SourceReport,
     tunnel::NodeView,
@@ -55,8 +57,11 @@ use crate::{
 /// A function that returns the current value each time it is called.
 pub type Getter<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// A function that passes each Service, or only those with the given name, to a callback.
-pub type ForEachService = dyn Fn(Option<&str>, &mut dyn FnMut(ServiceView)) + Send + Sync;
+/// The parts of a list of Services, each of which is created when it is requested.
+pub type ServiceParts = Box<dyn Iterator<Item = ServicePart> + Send>;
+
+/// A function that returns the parts of all Services, or only of those with the given name.
+pub type ListServices = Box<dyn Fn(Option<&str>) -> ServiceParts + Send + Sync>;
 
 /// The number of health responses sent so far, by path and status code.
 pub type HealthResponses = BTreeMap<(&'static str, u16), u64>;
@@ -94,8 +99,8 @@ pub struct NodeViews {
     pub network: watch::Receiver<NetworkView>,
     /// The state of the task that terminates the sockets of removed backends.
     pub sockets: watch::Receiver<TerminatorView>,
-    /// Passes the programmed state of each Service, or only of those with the given name, to a callback.
-    pub for_each_service: Box<ForEachService>,
+    /// Lists the programmed state of all Services, or only of those with the given name.
+    pub services: ListServices,
     /// The counters of the Service ports that have their own metrics.
     pub port_counts: Getter<PortCounterList>,
     /// The state of the gateway and the ingress.

@@ -49,7 +49,7 @@ pub use self::{
     port_problems::PortProblem,
     published_state::{
         EndpointView, FrontendView, Histogram, PortCounterList, PortCounters, PortView,
-        PublishedServices, ReconcileStats, ServiceView, SyncMetrics,
+        PublishedServices, ReconcileStats, ServicePart, ServiceView, SyncMetrics,
     },
     reconcile_loop::{ReconcileLoop, Updates},
     reconciler::Reconciler,

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    http_server::{Routes, json, text},
+    http_server::{ResponseBody, Routes, json, text},
     metrics,
     readiness::Readiness,
 };
@@ -93,7 +91,7 @@ impl AgentViews {
 }
 
 impl Routes for AgentViews {
-    async fn respond(&self, path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
+    async fn respond(&self, path: &str, _query: &str) -> Option<Response<ResponseBody>> {
         Some(match path {
             "/status" => json(StatusCode::OK, &self.status()),
             "/metrics" => metrics::response(metrics::render_agent(self.status())),

@@ -65,7 +65,7 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         stats,
         heartbeat: watch::Sender::default().subscribe(),
         kernel_log: watch::channel(None).1,
-        for_each_service: Box::new(|_, _| ()),
+        services: Box::new(|_| Box::new(std::iter::empty())),
         port_counts: Box::new(PortCounterList::default),
         attachment: watch::channel(AttachmentView {
             in_effect: Some(9),

@@ -7,8 +7,6 @@ use std::{
     sync::Arc,
 };
 
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::{
     Response, StatusCode,
     header::{HeaderName, HeaderValue},
@@ -23,7 +21,7 @@ use tunnel_common::reason::Reason;
 
 use super::{
     NodeViews, healthz,
-    http_server::{self, Routes, respond, text},
+    http_server::{self, ResponseBody, Routes, respond, text},
 };
 use crate::{
     drain,
@@ -226,7 +224,7 @@ impl Routes for HealthCheckRoutes {
     const ONE_FAMILY: bool = true;
     const ACCEPTS_ANY_METHOD: bool = true;
 
-    async fn respond(&self, _path: &str, _query: &str) -> Option<Response<Full<Bytes>>> {
+    async fn respond(&self, _path: &str, _query: &str) -> Option<Response<ResponseBody>> {
         let current = Arc::clone(&self.current.borrow());
         let family = Family::of(self.address.ip());
         let served = current
@@ -247,7 +245,7 @@ impl Routes for HealthCheckRoutes {
 }
 
 /// Builds the response to a load balancer. It is byte-for-byte identical to kube-proxy's.
-fn health_response(service: &ObjectName, local: usize, is_healthy: bool) -> Response<Full<Bytes>> {
+fn health_response(service: &ObjectName, local: usize, is_healthy: bool) -> Response<ResponseBody> {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{}\",\n\t\t\"name\": \"{}\"\n\t}},\n\
          \t\"localEndpoints\": {local},\n\t\"serviceProxyHealthy\": {is_healthy}\n}}",

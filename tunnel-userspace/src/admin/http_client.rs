@@ -4,16 +4,17 @@ use std::{
     error::Error,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
+    pin::pin,
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{Request, StatusCode, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::timeout};
 
-/// The timeout for a response.
+/// The timeout for a response, and for each part of its body.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of a response, in bytes. This is enough for all Services in the largest clusters.
 const MAX_RESPONSE_BYTES: usize = 1 << 30;
@@ -50,14 +51,9 @@ pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
             RequestError::Connect(at.clone(), error)
         }
     })?;
-    let (code, body) = match timeout(RESPONSE_TIMEOUT, exchange(stream, path)).await {
-        Ok(Ok(response)) => response,
-        Ok(Err(error)) => return Err(RequestError::NoValidResponse(at, error.to_string())),
-        Err(_) => {
-            let why = format!("none within {} s", RESPONSE_TIMEOUT.as_secs());
-            return Err(RequestError::NoValidResponse(at, why));
-        }
-    };
+    let (code, body) = exchange(stream, path)
+        .await
+        .map_err(|error| RequestError::NoValidResponse(at.clone(), error.to_string()))?;
     let text = || String::from_utf8_lossy(&body).trim().to_owned();
     match code {
         StatusCode::OK => Ok(body),
@@ -69,21 +65,40 @@ pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
     }
 }
 
-type ExchangeResult = Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>>;
+type ExchangeError = Box<dyn Error + Send + Sync>;
 
-async fn exchange(stream: UnixStream, path: &str) -> ExchangeResult {
+async fn exchange(stream: UnixStream, path: &str) -> Result<(StatusCode, Bytes), ExchangeError> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get(path)
         .header(HOST, "culvert")
         .body(Empty::<Bytes>::new())?;
     let exchanged = async move {
-        let response = sender.send_request(request).await?;
-        let code = response.status();
-        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect();
-        Ok((code, body.await?.to_bytes()))
+        let response = in_time(sender.send_request(request)).await??;
+        let (head, body) = response.into_parts();
+        let mut body = pin!(Limited::new(body, MAX_RESPONSE_BYTES));
+        let mut received = BytesMut::new();
+        // The daemon creates a long body while it sends it.
+        while let Some(frame) = in_time(body.frame()).await? {
+            if let Ok(data) = frame?.into_data() {
+                received.extend_from_slice(&data);
+            }
+        }
+        Ok((head.status, received.freeze()))
     };
-    let (exchanged, _closed) = tokio::join!(exchanged, connection);
-    exchanged
+    let mut exchanged = pin!(exchanged);
+    tokio::select! {
+        biased;
+        exchanged = &mut exchanged => exchanged,
+        _closed = connection => exchanged.await,
+    }
+}
+
+/// Waits for the next part of a response.
+async fn in_time<T>(part: impl Future<Output = T>) -> Result<T, ExchangeError> {
+    let why = || format!("none within {} s", RESPONSE_TIMEOUT.as_secs());
+    timeout(RESPONSE_TIMEOUT, part)
+        .await
+        .map_err(|_elapsed| why().into())
 }
 
 #[cfg(test)]

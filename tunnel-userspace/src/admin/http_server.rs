@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
@@ -19,7 +19,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use serde::{Serialize, Serializer as _, ser::SerializeSeq as _};
+use serde::Serialize;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
@@ -44,6 +44,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum lifetime of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The body of a response, which may be created while it is sent.
+pub type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
+
 /// Maps a listener's paths to responses.
 pub trait Routes: Send + Sync + 'static {
     /// The maximum number of concurrent connections per listener. Once it is reached, each new connection
@@ -66,7 +69,7 @@ pub trait Routes: Send + Sync + 'static {
         &self,
         path: &str,
         query: &str,
-    ) -> impl Future<Output = Option<Response<Full<Bytes>>>> + Send;
+    ) -> impl Future<Output = Option<Response<ResponseBody>>> + Send;
 }
 
 /// Serves HTTP on a TCP port until the drain begins. If the port is in use, retries until it is free.
@@ -219,7 +222,7 @@ where
 async fn route_request<S: Routes>(
     routes: &S,
     request: &Request<Incoming>,
-) -> Response<Full<Bytes>> {
+) -> Response<ResponseBody> {
     let is_get_or_head = [Method::GET, Method::HEAD].contains(request.method());
     if !is_get_or_head && !S::ACCEPTS_ANY_METHOD {
         let body = "only GET and HEAD are supported\n".to_owned();
@@ -231,47 +234,29 @@ async fn route_request<S: Routes>(
     response.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("{path} not found\n")))
 }
 
-pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
-    json_response(code, serde_json::to_vec(value))
-}
-
-/// Responds with a JSON array of the values that `visit` passes to its callback one by one. Each value is
-/// serialised and dropped before the next is created, since all values at once would take many times as much
-/// memory as their JSON.
-pub(super) fn json_array<T: Serialize>(
-    code: StatusCode,
-    visit: impl FnOnce(&mut dyn FnMut(T)),
-) -> Response<Full<Bytes>> {
-    let write = || {
-        let mut body = Vec::new();
-        let mut serializer = serde_json::Serializer::new(&mut body);
-        let mut array = serializer.serialize_seq(None)?;
-        let mut written = Ok(());
-        visit(&mut |value| {
-            if written.is_ok() {
-                written = array.serialize_element(&value);
-            }
-        });
-        written?;
-        array.end()?;
-        Ok(body)
-    };
-    json_response(code, write())
-}
-
-fn json_response(code: StatusCode, body: serde_json::Result<Vec<u8>>) -> Response<Full<Bytes>> {
-    match body {
+pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<ResponseBody> {
+    match serde_json::to_vec(value) {
         Ok(body) => respond(code, "application/json", body.into()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
-pub(super) fn text(code: StatusCode, body: String) -> Response<Full<Bytes>> {
+pub(super) fn text(code: StatusCode, body: String) -> Response<ResponseBody> {
     respond(code, "text/plain; charset=utf-8", body.into())
 }
 
-pub(super) fn respond(code: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body));
+pub(super) fn respond(code: StatusCode, kind: &'static str, body: Bytes) -> Response<ResponseBody> {
+    let body = Full::new(body).map_err(|never| match never {});
+    respond_with(code, kind, body.boxed_unsync())
+}
+
+/// Responds with a body that may be created while it is sent.
+pub(super) fn respond_with(
+    code: StatusCode,
+    kind: &'static str,
+    body: ResponseBody,
+) -> Response<ResponseBody> {
+    let mut response = Response::new(body);
     *response.status_mut() = code;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));

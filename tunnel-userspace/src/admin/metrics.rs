@@ -6,8 +6,6 @@ mod service_ports;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::{Response, StatusCode};
 use jiff::Timestamp;
 use prometheus_client::{
@@ -20,7 +18,7 @@ use tunnel_common::{reason::Reason, table::MapSize};
 use self::encoder::{MetricsEncoder, number};
 use super::{
     AgentStatus, HealthResponses, NodeViews, StartTimes,
-    http_server::{respond, text},
+    http_server::{ResponseBody, respond, text},
     readiness::{self, Readiness},
     used_entries,
 };
@@ -35,7 +33,7 @@ use crate::{
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Responds with the rendered metrics.
-pub(super) fn response(rendered: Result<String, fmt::Error>) -> Response<Full<Bytes>> {
+pub(super) fn response(rendered: Result<String, fmt::Error>) -> Response<ResponseBody> {
     match rendered {
         Ok(body) => respond(StatusCode::OK, CONTENT_TYPE, body.into()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

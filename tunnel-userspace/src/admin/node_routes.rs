@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::{Response, StatusCode};
 use tokio::task::spawn_blocking;
 
 use super::{
     NodeViews, healthz,
-    http_server::{Routes, json, json_array, text},
+    http_server::{ResponseBody, Routes, json, text},
     metrics,
     readiness::Readiness,
+    service_list::ListLimit,
     status::NodeStatus,
 };
 
@@ -45,13 +44,14 @@ const PROXY_MODE: &str = "ebpf";
 #[expect(missing_debug_implementations, reason = "the views contain functions")]
 pub struct NodeRoutes {
     /// The listener whose paths are served.
-    pub listener: NodeListener,
+    listener: NodeListener,
     /// The published state of the node.
-    pub views: Arc<NodeViews>,
+    views: Arc<NodeViews>,
+    lists: ListLimit,
 }
 
 impl Routes for NodeRoutes {
-    async fn respond(&self, path: &str, query: &str) -> Option<Response<Full<Bytes>>> {
+    async fn respond(&self, path: &str, query: &str) -> Option<Response<ResponseBody>> {
         Some(match (self.listener, path) {
             // kube-proxy's metrics port, too, always responds to `/healthz` with `ok`.
             (NodeListener::Admin, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
@@ -75,8 +75,18 @@ impl Routes for NodeRoutes {
 }
 
 impl NodeRoutes {
+    /// Creates the routes of a listener.
+    #[must_use]
+    pub fn new(listener: NodeListener, views: Arc<NodeViews>) -> Self {
+        Self {
+            listener,
+            views,
+            lists: ListLimit::default(),
+        }
+    }
+
     /// Responds with all Services or, if the query contains a name, with those that have this name.
-    async fn services(&self, query: &str) -> Response<Full<Bytes>> {
+    async fn services(&self, query: &str) -> Response<ResponseBody> {
         let is_starting = self.views.starting.borrow().is_some();
         if is_starting {
             let why = Readiness::of(&self.views).summary().unwrap_or_default();
@@ -85,32 +95,19 @@ impl NodeRoutes {
         }
         let mut parameters = query.split('&');
         let name = parameters.find_map(|parameter| parameter.strip_prefix("name="));
-        let name = name.map(str::to_owned);
-        self.respond_blocking(move |views| {
-            json_array(StatusCode::OK, |each| {
-                (views.for_each_service)(name.as_deref(), each)
-            })
-        })
-        .await
+        self.lists.respond(|| (self.views.services)(name)).await
     }
 
-    async fn metrics(&self) -> Response<Full<Bytes>> {
-        self.respond_blocking(|views| metrics::response(metrics::render(views)))
-            .await
-    }
-
-    /// Builds a response on a blocking thread, because rendering very many Services would delay other tasks.
-    async fn respond_blocking(
-        &self,
-        build: impl FnOnce(Arc<NodeViews>) -> Response<Full<Bytes>> + Send + 'static,
-    ) -> Response<Full<Bytes>> {
+    /// Responds with the metrics. They are rendered on a blocking thread, because rendering those of very many
+    /// service ports would delay other tasks.
+    async fn metrics(&self) -> Response<ResponseBody> {
         let views = Arc::clone(&self.views);
-        let response = spawn_blocking(move || build(views)).await;
+        let response = spawn_blocking(move || metrics::response(metrics::render(views))).await;
         response
             .unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")))
     }
 
-    fn respond_health(&self, path: &'static str, with_eligibility: bool) -> Response<Full<Bytes>> {
+    fn respond_health(&self, path: &'static str, with_eligibility: bool) -> Response<ResponseBody> {
         let health = healthz::response(&self.views, with_eligibility);
         let code = status_code(health.is_positive);
         self.views.health_responses.send_modify(|responses| {

@@ -214,10 +214,7 @@ type SteeringNetwork = (NetworkSetup<Guard>, watch::Receiver<Arc<BTreeSet<u32>>>
 fn serve_http(config: &Config, views: &Arc<NodeViews>, tasks: &mut Tasks) -> Result<(), RoleError> {
     let readiness = admin::log_readiness(Arc::clone(views), tasks.draining());
     tasks.start("readiness", readiness);
-    let routes = |listener| admin::NodeRoutes {
-        listener,
-        views: Arc::clone(views),
-    };
+    let routes = |listener| admin::NodeRoutes::new(listener, Arc::clone(views));
     let socket = routes(NodeListener::Socket);
     // If the disk is full, the daemon still programs Services, and its ports show the reason.
     let retries = views.setup.state_dir_problem.is_some();

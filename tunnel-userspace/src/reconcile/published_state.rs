@@ -16,7 +16,7 @@ pub use self::{
     port_counters::{PortCounterList, PortCounters},
     published_services::PublishedServices,
     reconcile_stats::ReconcileStats,
-    service_view::{EndpointView, FrontendView, PortView, ServiceView},
+    service_view::{EndpointView, FrontendView, PortView, ServicePart, ServiceView},
     sync_metrics::SyncMetrics,
 };
 pub(super) use self::{

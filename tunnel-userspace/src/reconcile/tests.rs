@@ -242,8 +242,8 @@ fn backend_entry(reconciler: &Reconciler<Memory>, last: u8) -> (u32, Backend) {
 
 /// Returns the published Services that have the given name, or all of them if `name` is `None`.
 fn services(reconciler: &Reconciler<Memory>, name: Option<&str>) -> Vec<ServiceView> {
-    let services = reconciler.published().services(reconciler.maps(), name);
-    services.collect()
+    let published = reconciler.published();
+    ServiceView::collect(published.service_parts(reconciler.maps(), name))
 }
 
 /// Sets the number of open connections to a backend.

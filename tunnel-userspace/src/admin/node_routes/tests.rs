@@ -26,10 +26,7 @@ async fn served(listener: NodeListener, ip: IpAddr) -> Served {
     let port = free_port().await;
     let mut daemon = Daemon::new();
     let waiting = daemon.views.unbound_ports.clone();
-    let routes = NodeRoutes {
-        listener,
-        views: Arc::clone(&daemon.views),
-    };
+    let routes = NodeRoutes::new(listener, Arc::clone(&daemon.views));
     let (address, draining) = ((ip, port).into(), daemon.drain.subscribe());
     let serving = serve_tcp("test", address, routes, waiting, draining);
     daemon.tasks.spawn(serving);
@@ -123,10 +120,7 @@ fn views(starting: Option<&str>, stats: ReconcileStats) -> NodeViews {
 }
 
 fn node(views: NodeViews) -> NodeRoutes {
-    NodeRoutes {
-        listener: NodeListener::Socket,
-        views: Arc::new(views),
-    }
+    NodeRoutes::new(NodeListener::Socket, Arc::new(views))
 }
 
 async fn get(node: &NodeRoutes, path: &str) -> (u16, String) {

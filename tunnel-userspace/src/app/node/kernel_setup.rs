@@ -192,8 +192,8 @@ impl KernelSetup {
             stats: self.reconcile_loop.stats(),
             heartbeat: self.reconcile_loop.heartbeat(),
             kernel_log: self.kernel_log.subscribe(),
-            for_each_service: Box::new(move |name, each| {
-                services.services(&*service_counters, name).for_each(each);
+            services: Box::new(move |name| {
+                Box::new(services.service_parts(Arc::clone(&service_counters), name))
             }),
             port_counts: Box::new(move || ports.port_counters(&*port_counters, limit)),
             attachment: watch::Sender::default().subscribe(),

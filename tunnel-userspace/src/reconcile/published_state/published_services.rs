@@ -3,18 +3,18 @@
 use std::{
     collections::BTreeMap,
     iter,
-    ops::Bound,
+    ops::{Bound, Deref},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use super::{
     port_counters::{PortCounterList, PortCounters},
     service_snapshot::ServiceSnapshot,
-    service_view::ServiceView,
+    service_view::ServicePart,
 };
 use crate::{model::ObjectName, reconcile::map_access::CounterReader};
 
-/// The maximum number of Services that a reader copies at a time, since it blocks the reconciler while it
+/// The maximum number of Services that a reader visits at a time, since it blocks the reconciler while it
 /// holds the lock.
 const PAGE: usize = 128;
 
@@ -68,16 +68,39 @@ impl PublishedServices {
     /// Returns all Services, or only those with the given name, which has the form `name` or
     /// `namespace/name`. A list of all Services contains at most ten endpoints of each port that are not in the
     /// maps, and none of a port that is not in the maps, so that its length depends on the sizes of the maps.
-    pub fn services(
+    ///
+    /// Each part is created when it is requested, since all of them at once would take very much memory.
+    /// Meanwhile, the iterator keeps the state of only one Service.
+    pub fn service_parts<R>(
         &self,
-        reader: &impl CounterReader,
+        reader: R,
         name: Option<&str>,
-    ) -> impl Iterator<Item = ServiceView> {
-        let is_wanted = move |snapshot: &Arc<ServiceSnapshot>| {
-            name.is_none_or(|name| is_named(snapshot.name(), name))
+    ) -> impl Iterator<Item = ServicePart> + use<R>
+    where
+        R: Deref,
+        R::Target: CounterReader + Sized,
+    {
+        let is_brief = name.is_none();
+        let name = name.map(str::to_owned);
+        let is_wanted = move |service: &ObjectName| {
+            let name = name.as_deref();
+            name.is_none_or(|name| is_named(service, name))
         };
-        let wanted = self.all().filter(is_wanted);
-        wanted.map(move |snapshot| snapshot.view(reader, name.is_none()))
+        let (table, mut last, mut current) = (self.clone(), None, None);
+        iter::from_fn(move || {
+            loop {
+                let Some((snapshot, next_port)) = current.take() else {
+                    let snapshot = table.next(&mut last, &is_wanted)?;
+                    let start = ServicePart::Start(snapshot.name().clone());
+                    current = Some((snapshot, 0));
+                    return Some(start);
+                };
+                if let Some(port) = snapshot.port_view(next_port, &*reader, is_brief) {
+                    current = Some((snapshot, next_port + 1));
+                    return Some(ServicePart::Port(Box::new(port)));
+                }
+            }
+        })
     }
 
     /// Returns the total number of ports of all Services.
@@ -103,25 +126,31 @@ impl PublishedServices {
     }
 
     fn all(&self) -> impl Iterator<Item = Arc<ServiceSnapshot>> {
-        let (mut last, mut page) = (None, Vec::new().into_iter());
-        iter::from_fn(move || {
-            page.next().or_else(|| {
-                page = self.page(last.as_ref()).into_iter();
-                last = page
-                    .as_slice()
-                    .last()
-                    .map(|snapshot| snapshot.name().clone());
-                page.next()
-            })
-        })
+        let mut last = None;
+        iter::from_fn(move || self.next(&mut last, |_| true))
     }
 
-    /// Returns the first Services after `last`, at most [`PAGE`] of them.
-    fn page(&self, last: Option<&ObjectName>) -> Vec<Arc<ServiceSnapshot>> {
-        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let table = self.read();
-        let services = table.services.range((after, Bound::Unbounded)).take(PAGE);
-        services.map(|(_, snapshot)| Arc::clone(snapshot)).collect()
+    /// Returns the first Service after `last` that is wanted, and sets `last` to its name.
+    fn next(
+        &self,
+        last: &mut Option<ObjectName>,
+        is_wanted: impl Fn(&ObjectName) -> bool,
+    ) -> Option<Arc<ServiceSnapshot>> {
+        loop {
+            let after = last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+            let table = self.read();
+            let page = table.services.range((after, Bound::Unbounded)).take(PAGE);
+            let mut visited = None;
+            for (name, snapshot) in page {
+                visited = Some(name);
+                if is_wanted(name) {
+                    let found = Some(Arc::clone(snapshot));
+                    *last = Some(name.clone());
+                    return found;
+                }
+            }
+            *last = Some(visited?.clone());
+        }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {

@@ -10,7 +10,7 @@ use super::{
     service_snapshot::{BackendSnapshot, ListenerState, PortSnapshot, ServiceSnapshot},
 };
 use crate::{
-    model::TrafficPolicy,
+    model::{ObjectName, TrafficPolicy},
     plan::{self, BackendTarget, EndpointStatus, FrontendKind, FrontendPlan},
     reconcile::map_access::CounterReader,
 };
@@ -27,8 +27,39 @@ pub struct ServiceView {
     pub ports: Vec<PortView>,
 }
 
+/// A part of a list of Services. Each Service is a [`ServicePart::Start`], followed by its ports.
+#[derive(Debug)]
+pub enum ServicePart {
+    /// The name of the next Service.
+    Start(ObjectName),
+    /// The next port of this Service.
+    Port(Box<PortView>),
+}
+
+impl ServiceView {
+    /// Assembles Services from their parts.
+    pub fn collect(parts: impl Iterator<Item = ServicePart>) -> Vec<Self> {
+        let mut services: Vec<Self> = Vec::new();
+        for part in parts {
+            match part {
+                ServicePart::Start(name) => services.push(Self {
+                    namespace: name.namespace.to_string(),
+                    name: name.name.to_string(),
+                    ports: Vec::new(),
+                }),
+                ServicePart::Port(port) => {
+                    if let Some(service) = services.last_mut() {
+                        service.ports.push(*port);
+                    }
+                }
+            }
+        }
+        services
+    }
+}
+
 /// The state of a Service's port in one address family.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortView {
     /// The port's name, or an empty string if it has none.
@@ -143,26 +174,16 @@ const MAX_UNPROGRAMMED: usize = 10;
 const MAX_SOURCE_RANGES: usize = 100;
 
 impl ServiceSnapshot {
-    /// Returns the Service's JSON representation, with the current counters. If `is_brief`, omits most of the
-    /// endpoints that are not in the maps.
-    pub(super) fn view(&self, reader: &impl CounterReader, is_brief: bool) -> ServiceView {
-        let name = self.name();
-        let ports = self.ports.iter();
-        ServiceView {
-            namespace: name.namespace.to_string(),
-            name: name.name.to_string(),
-            ports: ports
-                .map(|port| self.port_view(port, reader, is_brief))
-                .collect(),
-        }
-    }
-
-    fn port_view(
+    /// Returns the JSON representation of the Service's port at the given position, with the current counters,
+    /// or `None` if the Service has no more ports. If `is_brief`, omits most of the endpoints that are not in
+    /// the maps.
+    pub(super) fn port_view(
         &self,
-        port: &PortSnapshot,
+        position: usize,
         reader: &impl CounterReader,
         is_brief: bool,
-    ) -> PortView {
+    ) -> Option<PortView> {
+        let port = self.ports.get(position)?;
         let (name, plan) = (&port.name, &port.plan);
         let problem = port.problem.as_ref();
         let backends = port.backends.iter();
@@ -187,7 +208,7 @@ impl ServiceSnapshot {
         let draining = removed.filter(|it| !ready.contains(it.as_str())).collect();
         let frontends = port.frontends.iter();
         let counts = read_service_counts(port, reader);
-        PortView {
+        Some(PortView {
             port: name.port.to_string(),
             protocol: name.protocol.to_string(),
             family: name.family.label().to_owned(),
@@ -207,7 +228,7 @@ impl ServiceSnapshot {
             omitted_endpoints,
             reason: problem.map(|problem| problem.reason.label().to_owned()),
             problem: problem.map(|problem| problem.text.to_string()),
-        }
+        })
     }
 
     fn endpoint_views(

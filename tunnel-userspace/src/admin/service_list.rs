@@ -1,0 +1,230 @@
+//! The response to `/services`. It is created while the client reads it, since the list can take hundreds of
+//! megabytes.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::{Response, StatusCode, body::Frame};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+    time::timeout,
+};
+
+use super::{
+    ServiceParts,
+    http_server::{ResponseBody, respond_with, text},
+};
+use crate::reconcile::ServicePart;
+
+/// The size at which a chunk of the response is sent. A chunk is larger by at most one port.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// The maximum number of lists that are sent at a time.
+const MAX_LISTS: usize = 4;
+
+/// The maximum time that a request waits until fewer lists are being sent.
+const MAX_WAIT: Duration = Duration::from_secs(5);
+
+/// Limits the number of lists that a listener sends at a time.
+#[derive(Clone, Debug)]
+pub(super) struct ListLimit(Arc<Semaphore>);
+
+impl Default for ListLimit {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_LISTS)))
+    }
+}
+
+impl ListLimit {
+    /// Responds with a list of Services, or with an error if too many lists are being sent.
+    pub(super) async fn respond(
+        &self,
+        parts: impl FnOnce() -> ServiceParts + Send,
+    ) -> Response<ResponseBody> {
+        let permit = timeout(MAX_WAIT, Arc::clone(&self.0).acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else {
+            let body = format!(
+                "{MAX_LISTS} clients are reading lists of Services, which is the maximum; try again later\n"
+            );
+            return text(StatusCode::SERVICE_UNAVAILABLE, body);
+        };
+        let body = body(ListWriter::new(parts()), permit);
+        respond_with(StatusCode::OK, "application/json", body)
+    }
+}
+
+/// Returns a body whose chunks are created one by one, each when the client is ready to receive it. Chunks are
+/// created on a blocking thread, because reading the counters of many ports would delay other tasks.
+fn body(writer: ListWriter, permit: OwnedSemaphorePermit) -> ResponseBody {
+    let chunks = stream::try_unfold((writer, permit), |(mut writer, permit)| async move {
+        let next = spawn_blocking(move || {
+            let chunk = writer.next_chunk();
+            (writer, chunk)
+        });
+        let (writer, chunk) = next.await?;
+        let frame = chunk?.map(|chunk| Frame::data(Bytes::from(chunk)));
+        Ok::<_, io::Error>(frame.map(|frame| (frame, (writer, permit))))
+    });
+    StreamBody::new(chunks).boxed_unsync()
+}
+
+/// Writes a list of Services as a JSON array, in chunks.
+struct ListWriter {
+    /// The remaining parts, or `None` after the end of the list.
+    parts: Option<ServiceParts>,
+    /// The number of Services written so far.
+    services: usize,
+    /// True if the current Service has a port.
+    has_port: bool,
+}
+
+impl ListWriter {
+    fn new(parts: ServiceParts) -> Self {
+        Self {
+            parts: Some(parts),
+            services: 0,
+            has_port: false,
+        }
+    }
+
+    /// Returns the next chunk, or `None` after the last one.
+    fn next_chunk(&mut self) -> serde_json::Result<Option<Vec<u8>>> {
+        let Some(mut parts) = self.parts.take() else {
+            return Ok(None);
+        };
+        let mut chunk = Vec::new();
+        while chunk.len() < CHUNK_BYTES {
+            let Some(part) = parts.next() else {
+                let end: &[u8] = if self.services > 0 { b"]}]" } else { b"[]" };
+                chunk.extend_from_slice(end);
+                return Ok(Some(chunk));
+            };
+            self.write(&mut chunk, &part)?;
+        }
+        self.parts = Some(parts);
+        Ok(Some(chunk))
+    }
+
+    /// Writes a part in the format of [`crate::reconcile::ServiceView`].
+    fn write(&mut self, chunk: &mut Vec<u8>, part: &ServicePart) -> serde_json::Result<()> {
+        match part {
+            ServicePart::Start(name) => {
+                let before: &[u8] = if self.services > 0 { b"]}," } else { b"[" };
+                chunk.extend_from_slice(before);
+                chunk.extend_from_slice(br#"{"namespace":"#);
+                serde_json::to_writer(&mut *chunk, &*name.namespace)?;
+                chunk.extend_from_slice(br#","name":"#);
+                serde_json::to_writer(&mut *chunk, &*name.name)?;
+                chunk.extend_from_slice(br#","ports":["#);
+                self.services += 1;
+                self.has_port = false;
+            }
+            ServicePart::Port(port) => {
+                if std::mem::replace(&mut self.has_port, true) {
+                    chunk.push(b',');
+                }
+                serde_json::to_writer(chunk, port)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::{
+        model::ObjectName,
+        reconcile::{PortView, ServiceView},
+    };
+
+    /// Returns a Service's port.
+    fn port(number: usize) -> PortView {
+        PortView {
+            port: format!("p\"{number}"),
+            ..PortView::default()
+        }
+    }
+
+    /// Returns the parts of one Service per given number of ports.
+    fn parts(ports: &[usize]) -> Vec<ServicePart> {
+        let services = ports.iter().enumerate();
+        let parts = services.flat_map(|(service, ports)| {
+            let start = ServicePart::Start(ObjectName::new("shop", format!("web-{service}")));
+            let ports = (0..*ports).map(|number| ServicePart::Port(Box::new(port(number))));
+            std::iter::once(start).chain(ports)
+        });
+        parts.collect()
+    }
+
+    /// Responds with the given parts.
+    async fn respond(limit: &ListLimit, parts: Vec<ServicePart>) -> Response<ResponseBody> {
+        limit.respond(|| Box::new(parts.into_iter())).await
+    }
+
+    #[tokio::test]
+    async fn a_list_is_the_json_of_its_services() {
+        let limit = ListLimit::default();
+        for ports in [&[][..], &[0], &[1], &[2, 0, 3], &[0, 2000, 1]] {
+            let response = respond(&limit, parts(ports)).await;
+
+            let body = response.into_body().collect().await.expect("a body");
+            let wanted = ServiceView::collect(parts(ports).into_iter());
+            let wanted = serde_json::to_vec(&wanted).expect("JSON");
+            assert!(body.to_bytes() == wanted, "{ports:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_is_created_only_while_it_is_read() {
+        let created = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&created);
+        let many = (0..20_000).map(move |number| {
+            count.fetch_add(1, Ordering::Relaxed);
+            match number {
+                0 => ServicePart::Start(ObjectName::new("shop", "web")),
+                number => ServicePart::Port(Box::new(port(number))),
+            }
+        });
+        let limit = ListLimit::default();
+        let response = limit.respond(|| Box::new(many)).await;
+        let mut body = response.into_body();
+        assert_eq!(created.load(Ordering::Relaxed), 0);
+
+        let mut last = 0;
+        for _ in 0..3 {
+            let frame = body.frame().await.expect("a frame").expect("no error");
+            let bytes = frame.into_data().expect("data").len();
+            assert!(bytes < 2 * CHUNK_BYTES, "{bytes}");
+            let all = created.load(Ordering::Relaxed);
+            // The JSON of a port is longer than 100 bytes.
+            assert!((1..=CHUNK_BYTES / 100).contains(&(all - last)), "{all}");
+            last = all;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_lists_than_the_limit_are_refused_until_one_has_been_read() {
+        let limit = ListLimit::default();
+        let mut open = Vec::new();
+        for _ in 0..MAX_LISTS {
+            open.push(respond(&limit, parts(&[1])).await);
+        }
+        let began = Instant::now();
+
+        let refused = respond(&limit, parts(&[1])).await;
+
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(began.elapsed(), MAX_WAIT);
+        drop(open.pop());
+        let served = respond(&limit, parts(&[1])).await;
+        assert_eq!(served.status(), StatusCode::OK);
+    }
+}

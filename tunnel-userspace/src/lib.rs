@@ -20,6 +20,7 @@
 //! - [`drain`]: the shutdown signal
 //! - [`publish`]: publishes a value when it changes
 //! - `parallel`: a parallel map over a slice
+//! - `round_robin`: takes a limited number of items from several groups in turn
 //! - `listen`: listening sockets
 //! - [`clock`]: the clocks
 //! - `duration`: durations as text
@@ -49,6 +50,7 @@ mod parallel;
 pub mod plan;
 pub mod publish;
 pub mod reconcile;
+mod round_robin;
 mod serde_message;
 pub mod sockets;
 pub mod source;

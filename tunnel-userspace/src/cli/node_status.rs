@@ -6,8 +6,9 @@ use super::rows::{Row, Rows};
 use crate::{
     admin::{HealthChecksView, NodeStatus, used_entries},
     bpf::AttachmentView,
+    round_robin,
     sockets::{PodTerminator, TerminatorView},
-    source::{ServerStatus, SourceReport},
+    source::{Problem, ServerStatus, SourceReport},
     tunnel::NodeView,
 };
 
@@ -189,7 +190,7 @@ fn problems(rows: &mut Rows, status: &NodeStatus, report: &SourceReport) {
         );
         rows.add(Row::Error, problem);
     }
-    for problem in report.problems.iter().take(MAX_PROBLEMS) {
+    for problem in shown_problems(&report.problems) {
         let is_ignored = problem.ignored;
         rows.add(
             if is_ignored {
@@ -202,5 +203,45 @@ fn problems(rows: &mut Rows, status: &NodeStatus, report: &SourceReport) {
     }
     if let Some(more @ 1..) = report.problems.len().checked_sub(MAX_PROBLEMS) {
         rows.continue_with(format!("and {more} more"));
+    }
+}
+
+/// Returns the problems with objects that are shown. If there are too many, those of each namespace are shown in
+/// turn.
+fn shown_problems(problems: &[Problem]) -> Vec<&Problem> {
+    // The kind and the namespace of the object precede the slash.
+    let namespace = |problem: &&Problem| {
+        let object = problem.object.as_deref().unwrap_or_default();
+        object
+            .rsplit_once('/')
+            .map(|(namespace, _)| namespace.to_owned())
+    };
+    round_robin::take_by(problems.iter(), namespace, MAX_PROBLEMS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_with_very_many_invalid_objects_does_not_hide_those_of_others() {
+        let problem = |object: String| Problem {
+            origin: "API server".to_owned(),
+            document: None,
+            line: None,
+            object: Some(object),
+            field: None,
+            reason: "is invalid".to_owned(),
+            ignored: false,
+        };
+        let many = (0..2 * MAX_PROBLEMS).map(|number| format!("Service a/web-{number}"));
+        let others = ["Service b/web".to_owned(), "Node node-a".to_owned()];
+        let problems: Vec<_> = many.chain(others.clone()).map(problem).collect();
+
+        let shown = shown_problems(&problems);
+
+        assert_eq!(shown.len(), MAX_PROBLEMS);
+        let is_shown = |object: &String| shown.iter().any(|it| it.object.as_ref() == Some(object));
+        assert!(others.iter().all(is_shown), "{shown:?}");
     }
 }

@@ -1,10 +1,13 @@
 //! Decides which Event to send next, and when.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::model::{Kind, ObjectWarning};
+use crate::{
+    model::{Kind, ObjectWarning},
+    round_robin,
+};
 
 /// The minimum time to wait before sending the Event for a new warning.
 const MIN_AGE: Duration = Duration::from_secs(2);
@@ -24,6 +27,8 @@ const MAX_QUEUED: usize = 1000;
 pub(super) struct EventQueue {
     /// The time at which the Event for each warning is due.
     due: BTreeMap<ObjectWarning, Instant>,
+    /// The last attempt to send an Event for each namespace that has queued warnings.
+    last_attempts: BTreeMap<Arc<str>, Instant>,
     burst: u32,
     interval: Duration,
     /// The number of Events that may be sent now.
@@ -39,6 +44,7 @@ impl EventQueue {
     pub(super) const fn new(burst: u32, interval: Duration, now: Instant) -> Self {
         Self {
             due: BTreeMap::new(),
+            last_attempts: BTreeMap::new(),
             burst,
             interval,
             tokens: burst,
@@ -48,7 +54,8 @@ impl EventQueue {
     }
 
     /// Replaces the queued warnings. Warnings that were already queued keep their due times. Warnings about
-    /// objects that the API server does not have are dropped.
+    /// objects that the API server does not have are dropped. If there are too many warnings, those of each
+    /// namespace are queued in turn.
     pub(super) fn replace(
         &mut self,
         warnings: impl IntoIterator<Item = ObjectWarning>,
@@ -60,12 +67,19 @@ impl EventQueue {
         // many Services.
         let (of_nodes, others): (Vec<_>, Vec<_>) = warnings.into_iter().partition(is_of_node);
         let others = others.into_iter().filter(|warning| warning.uid.is_some());
-        for warning in of_nodes.into_iter().chain(others).take(MAX_QUEUED) {
+        let room = MAX_QUEUED.saturating_sub(of_nodes.len());
+        let others = round_robin::take_by(others, namespace, room);
+        for warning in of_nodes.into_iter().take(MAX_QUEUED).chain(others) {
             let jitter = MAX_JITTER.mul_f64(fastrand::f64());
             let due = last
                 .remove(&warning)
                 .unwrap_or_else(|| now + MIN_AGE + jitter);
             self.due.insert(warning, due);
+        }
+        let mut last = std::mem::take(&mut self.last_attempts);
+        for warning in self.due.keys() {
+            let attempt = last.remove_entry(&warning.regarding.name.namespace);
+            self.last_attempts.extend(attempt);
         }
     }
 
@@ -82,18 +96,21 @@ impl EventQueue {
             self.refill_start = now;
         }
         let due = self.due.iter().filter(|(_, due)| **due <= now);
-        // The warning that is most overdue comes first, so that none starves. If several are equally overdue,
-        // Nodes come before other objects.
+        // The namespaces take turns, so that one with very many warnings doesn't delay the others. Nodes count as a
+        // namespace. Within a namespace, the warning that is most overdue comes first, so that none starves. If
+        // several are equally overdue, Nodes come before other objects.
+        let last = |warning| self.last_attempts.get(&namespace(warning)).copied();
         let is_service = |warning: &ObjectWarning| warning.regarding.kind != Kind::Node;
         let (warning, _) = due
             .filter(|_| self.tokens > 0)
-            .min_by_key(|(warning, due)| (**due, is_service(warning)))?;
+            .min_by_key(|(warning, due)| (last(warning), **due, is_service(warning)))?;
         Some(warning.clone())
     }
 
     /// Records that the Event for a warning was sent.
     pub(super) fn sent(&mut self, warning: &ObjectWarning, now: Instant) {
         self.tokens -= 1;
+        self.last_attempts.insert(namespace(warning), now);
         if let Some(due) = self.due.get_mut(warning) {
             *due = now + RESEND_INTERVAL;
         }
@@ -103,10 +120,16 @@ impl EventQueue {
     /// pause, other Events come first, since the failure may be specific to this one's namespace.
     pub(super) fn failed(&mut self, warning: &ObjectWarning, pause: Duration, now: Instant) {
         self.paused_until = Some(now + pause);
+        self.last_attempts.insert(namespace(warning), now);
         if let Some(due) = self.due.get_mut(warning) {
             *due = now + pause;
         }
     }
+}
+
+/// Returns the namespace of the object that a warning is about; empty for a Node.
+fn namespace(warning: &ObjectWarning) -> Arc<str> {
+    Arc::clone(&warning.regarding.name.namespace)
 }
 
 #[cfg(test)]
@@ -188,13 +211,39 @@ mod tests {
         let (mut queue, mut now) = queue(1, services.chain([of_node]));
 
         let mut names = std::collections::BTreeSet::new();
-        for _ in 0..MAX_QUEUED {
+        // The Event for the Node is sent again every 40 intervals.
+        for _ in 0..MAX_QUEUED + MAX_QUEUED / 40 {
             names.extend(send_due(&mut queue, now));
             now += INTERVAL;
         }
 
         assert_eq!(names.len(), MAX_QUEUED);
         assert!(names.contains("edge-1"));
+    }
+
+    #[tokio::test]
+    async fn a_namespace_with_very_many_warnings_does_not_delay_or_displace_those_of_others() {
+        let in_namespace = |namespace: &str, name: &str| ObjectWarning {
+            regarding: ObjectId::new(Kind::Service, ObjectName::new(namespace, name)),
+            ..warning(name)
+        };
+        let many = (0..2 * MAX_QUEUED).map(|number| in_namespace("a", &number.to_string()));
+        let others = [in_namespace("b", "b-1"), in_namespace("c", "c-1")];
+        let (mut queue, now) = queue(1, many.clone().chain(others.clone()));
+        assert_eq!(queue.due.len(), MAX_QUEUED);
+        let mut names = send_due(&mut queue, now);
+        for times in 1..3 {
+            names.extend(send_due(&mut queue, now + INTERVAL * times));
+        }
+        names.sort();
+        assert_eq!(names[1..], ["b-1", "c-1"]);
+
+        // A namespace that had its turn comes after one that had none, even with older warnings.
+        let later = now + INTERVAL * 3;
+        let new = in_namespace("d", "d-1");
+        queue.replace(many.chain(others).chain([new]), later);
+        let due = later + MIN_AGE + MAX_JITTER;
+        assert_eq!(send_due(&mut queue, due), ["d-1"]);
     }
 
     #[tokio::test]

@@ -76,6 +76,8 @@ pub(super) struct MapSync<M> {
     /// The order in which Services began to wait for entries. Those that have waited longest are written first,
     /// so that frequent changes to some Services don't keep others waiting.
     waiting_since: BTreeMap<ObjectName, u64>,
+    /// The highest number used in [`Self::waiting_since`] so far.
+    began_to_wait: u64,
     /// True if entries have been retired since the Services that don't fit into the maps were last retried.
     has_retired: bool,
     /// True if the Services that don't fit into the maps can be retried, but are so many that they wait for
@@ -111,6 +113,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             dirty: BTreeSet::new(),
             waiting_for_entries: BTreeSet::new(),
             waiting_since: BTreeMap::new(),
+            began_to_wait: 0,
             has_retired: false,
             has_refused_to_retry: false,
             problems: ProblemTracker::default(),
@@ -148,8 +151,9 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         for service in self.in_order(&services) {
             self.write_service(desired, service, &mut deletions);
             if self.waiting_for_entries.contains(service) {
-                let next = self.waiting_since.values().max().map_or(0, |last| last + 1);
-                self.waiting_since.entry(service.clone()).or_insert(next);
+                self.began_to_wait += 1;
+                let since = self.waiting_since.entry(service.clone());
+                since.or_insert(self.began_to_wait);
             } else if !self.waiting_since.is_empty() {
                 self.waiting_since.remove(service);
             }
@@ -170,7 +174,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             if let Err(error) = self.tracked.remove_unplanned(Some(&name), &diff) {
                 self.dirty.insert(name.service.clone());
                 let problems = PortProblems::from([(name.clone(), error.problem())]);
-                self.replace_problems(&name.service, problems);
+                // The problems of the Service's other ports are still the same.
+                self.problems.replace(&name.service, problems, false);
             }
         }
         self.remove_orphans();
@@ -368,8 +373,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// Marks the Services that don't fit into the maps as dirty. If they have many ports, the retry is delayed,
     /// so that one namespace's refused Services don't slow down every change to another's.
     fn plan_retry(&mut self) {
-        let services = self.problems.by_service.values();
-        let ports = services.map(BTreeMap::len).sum::<usize>();
+        let ports = self.problems.ports().values().sum::<usize>();
         if ports > MAX_IMMEDIATE_RETRIES {
             self.has_refused_to_retry = true;
         } else {
@@ -380,8 +384,8 @@ impl<M: MapReader + MapWriter> MapSync<M> {
     /// Marks the Services that don't fit into the maps as dirty.
     pub(super) fn retry_refused(&mut self) {
         self.has_refused_to_retry = false;
-        self.dirty
-            .extend(self.problems.services_without_room().cloned());
+        let without_room = self.problems.services_without_room();
+        self.dirty.extend(without_room.iter().cloned());
     }
 
     /// Frees the indices of removed backends whose connections have all been closed. If any index is freed,
@@ -424,9 +428,13 @@ impl<M> MapSync<M> {
         self.is_synced() && (!self.dirty.is_empty() || self.orphans.has_removable())
     }
 
-    /// Returns all problems with service ports and with entries left by an earlier process.
-    pub(super) fn all_problems(&self) -> impl Iterator<Item = &PortProblem> {
-        let problems = self.problems.by_service.values().flat_map(BTreeMap::values);
-        problems.chain(self.orphans.problems())
+    /// Returns the number of service ports, and of ids left by an earlier process, that have a problem, by
+    /// reason.
+    pub(super) fn ports_with_problems(&self) -> BTreeMap<Reason, usize> {
+        let mut ports = self.problems.ports().clone();
+        for problem in self.orphans.problems() {
+            *ports.entry(problem.reason).or_default() += 1;
+        }
+        ports
     }
 }

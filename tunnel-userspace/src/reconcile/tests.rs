@@ -261,8 +261,8 @@ fn connect_to_all(reconciler: &Reconciler<Memory>) {
 }
 
 fn problem(reconciler: &Reconciler<Memory>, name: &str) -> Option<Reason> {
-    let all = &reconciler.sync.problems.by_service;
-    let ports = all.get(&ObjectName::new("default", name))?;
+    let all = &reconciler.sync.problems;
+    let ports = all.of_service(&ObjectName::new("default", name))?;
     ports.values().next().map(|problem| problem.reason)
 }
 

@@ -96,15 +96,14 @@ impl ReconcileStats {
         self.drift = sync.drift;
         self.node_eligible = desired.node_eligible;
         self.node_known = desired.node_known;
-        self.problems = BTreeMap::new();
-        for problem in sync.all_problems() {
-            let label = problem.reason.label().to_owned();
-            *self.problems.entry(label).or_default() += 1;
-        }
-        let beyond_share = sync.problems.ports_beyond_share().into_iter();
+        let problems = sync.ports_with_problems().into_iter();
+        self.problems = problems
+            .map(|(reason, ports)| (reason.label().to_owned(), ports))
+            .collect();
+        let beyond_share = sync.problems.ports_beyond_share().iter();
         self.namespaces_beyond_share = beyond_share
             .take(MAX_NAMESPACES)
-            .map(|(namespace, ports)| (namespace.to_string(), ports))
+            .map(|(namespace, ports)| (namespace.to_string(), *ports))
             .collect();
         let counted = |(reason, count): (&Reason, &u64)| (reason.label().to_owned(), *count);
         self.counts = sync.problems.reason_counts.iter().map(counted).collect();

@@ -27,9 +27,9 @@ pub(in crate::reconcile) fn publish_services<M>(
     published: &PublishedServices,
 ) {
     let services: Vec<_> = services.into_iter().collect();
-    let (actual, problems) = (&sync.tracked.actual, &sync.problems.by_service);
+    let (actual, problems) = (&sync.tracked.actual, &sync.problems);
     let snapshots = parallel::map(&services, PARALLEL_FROM, |_, name| {
-        ServiceSnapshot::of(name, desired, actual, problems.get(name))
+        ServiceSnapshot::of(name, desired, actual, problems.of_service(name))
     });
     published.replace(services.into_iter().zip(snapshots));
 }

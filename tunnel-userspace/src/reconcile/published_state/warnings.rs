@@ -1,68 +1,61 @@
 //! The problems that an operator must act on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeSet, sync::Arc};
 
 use tunnel_common::reason::Reason;
 
 use crate::{
     model::{Kind, ObjectId, ObjectName, ObjectWarning},
     plan::SteeringProblem,
-    reconcile::{desired_plans::DesiredPlans, map_sync::MapSync, port_problems::PortProblems},
+    reconcile::{desired_plans::DesiredPlans, map_sync::MapSync},
+    round_robin,
 };
 
 /// The maximum number of problems to report for Services, and likewise for steering.
 const MAX_PROBLEMS: usize = 1000;
 
-/// The maximum number of ports to report for each Service and reason.
-const MAX_PORTS: usize = 4;
-
-/// Returns the problems with Services and steering. A full map or a failed write is also reported, once, as a
-/// problem with this node.
+/// Returns the problems with Services and steering. If there are too many, those of each namespace are reported
+/// in turn. A full map or a failed write is also reported, once, as a problem with this node.
 pub(in crate::reconcile) fn warnings<M>(
     desired: &DesiredPlans,
     sync: &MapSync<M>,
     steering: &BTreeSet<SteeringProblem>,
 ) -> Vec<ObjectWarning> {
-    let of_node: BTreeSet<Reason> = sync
-        .all_problems()
-        .map(|problem| problem.reason)
-        .filter(|reason| {
-            matches!(
-                reason,
-                Reason::FrontendsFull
-                    | Reason::SlotsFull
-                    | Reason::SlotsFragmented
-                    | Reason::BackendsFull
-                    | Reason::WriteFailed
-            )
-        })
-        .collect();
-    let problems = sync.problems.by_service.iter();
-    let problems = problems.flat_map(|(service, ports)| {
-        let listed = listed_problems(ports).into_iter();
-        listed.map(move |problem| (service, problem))
+    let of_node = sync.ports_with_problems().into_keys().filter(|reason| {
+        matches!(
+            reason,
+            Reason::FrontendsFull
+                | Reason::SlotsFull
+                | Reason::SlotsFragmented
+                | Reason::BackendsFull
+                | Reason::WriteFailed
+        )
     });
     let uid = |service: &ObjectName| desired.states.get(service)?.service.uid.clone();
-    let of_services = problems
-        .take(MAX_PROBLEMS)
+    let of_services = round_robin::take(sync.problems.warnings(), MAX_PROBLEMS);
+    let of_services = of_services
+        .into_iter()
         .map(|(service, (reason, note))| ObjectWarning {
             regarding: ObjectId::new(Kind::Service, service.clone()),
             uid: uid(service),
-            reason,
-            note,
+            reason: *reason,
+            note: note.clone(),
         });
-    let of_listeners = desired.listeners.ignored.iter().take(MAX_PROBLEMS);
+    let of_listeners = desired.listeners.ignored.iter();
     let of_listeners = of_listeners.filter_map(|(frontend, user)| {
         let service = &desired.frontend_owners.owner(frontend)?.service;
-        Some(ObjectWarning {
-            regarding: ObjectId::new(Kind::Service, service.clone()),
-            uid: uid(service),
-            reason: Reason::ListenerIgnored,
-            note: format!(
-                "the listener of user {user} on {frontend} is ignored: service.localListeners does not \
+        Some((service, frontend, user))
+    });
+    let namespace = |(service, ..): &(&ObjectName, _, _)| Arc::clone(&service.namespace);
+    let of_listeners = round_robin::take_by(of_listeners, namespace, MAX_PROBLEMS).into_iter();
+    let of_listeners = of_listeners.map(|(service, frontend, user)| ObjectWarning {
+        regarding: ObjectId::new(Kind::Service, service.clone()),
+        uid: uid(service),
+        reason: Reason::ListenerIgnored,
+        note: format!(
+            "the listener of user {user} on {frontend} is ignored: service.localListeners does not \
                  contain this user"
-            ),
-        })
+        ),
     });
     let own = &desired.rules.node_info.name;
     let of_steering = steering.iter().take(MAX_PROBLEMS);
@@ -75,31 +68,9 @@ pub(in crate::reconcile) fn warnings<M>(
             ObjectWarning::for_node(name, reason, note)
         }
     });
-    let of_node = of_node.into_iter().map(|reason| node_problem(own, reason));
+    let of_node = of_node.map(|reason| node_problem(own, reason));
     let of_services = of_services.chain(of_listeners);
     of_node.chain(of_services).chain(of_steering).collect()
-}
-
-/// Returns the reasons and descriptions of a Service's problems. At most [`MAX_PORTS`] ports are listed for
-/// each reason, so that a Service with thousands of ports doesn't displace the problems of others.
-fn listed_problems(ports: &PortProblems) -> Vec<(Reason, String)> {
-    let mut by_reason: BTreeMap<Reason, Vec<_>> = BTreeMap::new();
-    for (port, problem) in ports {
-        by_reason
-            .entry(problem.reason)
-            .or_default()
-            .push((port, problem));
-    }
-    let mut listed = Vec::new();
-    for (reason, ports) in by_reason {
-        let more = ports.len().saturating_sub(MAX_PORTS);
-        let notes = ports.into_iter().take(MAX_PORTS);
-        listed.extend(notes.map(|(port, problem)| (reason, format!("{port}: {}", problem.text))));
-        if let Some((_, note)) = listed.last_mut().filter(|_| more > 0) {
-            note.push_str(&format!(" (and {more} more ports of this Service)"));
-        }
-    }
-    listed
 }
 
 /// Returns a warning about a node, with the reason's description as its text.

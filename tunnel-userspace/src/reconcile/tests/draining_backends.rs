@@ -94,8 +94,10 @@ fn a_service_without_free_indices_is_retried_when_connections_close() {
     assert_eq!(reconciler.sync.tracked.actual.draining.len(), 72);
 
     apply(&mut reconciler, vec![set("db", 2, &[1, 2])]);
-    let problems = &reconciler.sync.problems.by_service[&ObjectName::new("default", "db")];
-    let problem_of_db = problems.values().next().expect("no room");
+    let all = &reconciler.sync.problems;
+    let problems = all.of_service(&ObjectName::new("default", "db"));
+    let problem_of_db = problems.and_then(|ports| ports.values().next());
+    let problem_of_db = problem_of_db.expect("no room");
     assert_eq!(problem_of_db.reason, Reason::BackendsFull);
     let text = "use the indices of 72 removed backends, of which 72 were of namespace default";
     assert!(problem_of_db.text.contains(text), "{problem_of_db:?}");

@@ -48,8 +48,8 @@ fn served(reconciler: &Reconciler<Memory>) -> Vec<&'static str> {
 }
 
 fn problems(reconciler: &Reconciler<Memory>, name: &str) -> Vec<String> {
-    let all = &reconciler.sync.problems.by_service;
-    let ports = all.get(&ObjectName::new("default", name));
+    let all = &reconciler.sync.problems;
+    let ports = all.of_service(&ObjectName::new("default", name));
     let problems = ports.into_iter().flat_map(BTreeMap::values);
     problems
         .map(|problem| format!("{}: {}", problem.reason.label(), problem.text))

@@ -51,7 +51,7 @@ fn programmed(reconciler: &Reconciler<Memory>, name: &ObjectName) -> usize {
 }
 
 fn problem_in(reconciler: &Reconciler<Memory>, name: &ObjectName) -> Option<PortProblem> {
-    let ports = reconciler.sync.problems.by_service.get(name)?;
+    let ports = reconciler.sync.problems.of_service(name)?;
     ports.values().next().cloned()
 }
 
@@ -77,7 +77,7 @@ fn fragmented() -> Reconciler<Memory> {
             number += 1;
         }
         apply_all(&mut reconciler, phase);
-        assert_eq!(reconciler.sync.problems.by_service, BTreeMap::new());
+        assert_eq!(*reconciler.sync.problems.ports(), BTreeMap::new());
         let deleted = (first + 1..number).step_by(2);
         let deleted = deleted.map(|number| (service("tenant", number, 0).0, None));
         apply_all(&mut reconciler, deleted);

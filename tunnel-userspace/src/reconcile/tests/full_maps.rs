@@ -213,8 +213,9 @@ fn the_problem_names_the_limit_that_leaves_no_room_for_a_table() {
         });
         apply(&mut reconciler, vec![table]);
 
-        let problems = &reconciler.sync.problems.by_service;
-        let found = problems[&ObjectName::new("default", "web")].values().next();
+        let web = ObjectName::new("default", "web");
+        let problems = reconciler.sync.problems.of_service(&web);
+        let found = problems.and_then(|ports| ports.values().next());
         let found = found.expect("a problem");
         assert_eq!(found.reason, Reason::SlotsReduced);
         assert!(found.text.contains(text), "{found:?}");

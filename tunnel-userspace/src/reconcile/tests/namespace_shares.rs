@@ -48,8 +48,31 @@ fn apply_all(
     settle(reconciler);
 }
 
+#[test]
+fn a_namespace_with_very_many_problems_does_not_hide_those_of_others() {
+    let mut reconciler = adopt_with(Memory::new(SIZES), half());
+    let first = service("b", 1, 2, 1);
+    let conflicting = |namespace: &str, number: u16| {
+        let name = ObjectName::new(namespace, format!("web-{number}"));
+        let mut state = first.1.clone();
+        let service = Arc::make_mut(&mut state.service);
+        service.name = name.clone();
+        (name, state)
+    };
+    let others = [conflicting("b", 2), conflicting("c", 1)];
+    let many = (1..=1100).map(|number| conflicting("a", 1000 + number));
+    apply_all(&mut reconciler, [first.clone()]);
+    apply_all(&mut reconciler, many.chain(others.clone()));
+
+    let warnings = reconciler.warnings(&BTreeSet::new());
+    assert_eq!(warnings.len(), 1000);
+    let has_warning = |name: &ObjectName| warnings.iter().any(|it| it.regarding.name == *name);
+    let hidden: Vec<_> = others.iter().filter(|it| !has_warning(&it.0)).collect();
+    assert!(hidden.is_empty(), "{hidden:?}");
+}
+
 fn problem_in(reconciler: &Reconciler<Memory>, name: &ObjectName) -> Option<PortProblem> {
-    let ports = reconciler.sync.problems.by_service.get(name)?;
+    let ports = reconciler.sync.problems.of_service(name)?;
     ports.values().next().cloned()
 }
 

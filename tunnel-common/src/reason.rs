@@ -164,8 +164,8 @@ reasons! {
         SocketTerminated = 46, "socket_terminated", "a connected socket was terminated: its backend was removed from the Service";
         /// Not served: another process or Service is using a Service's health check port.
         HealthPortInUse = 47, "health_port_in_use", "not served: another process or Service has this health check port; it is retried";
-        /// Not programmed: the external IP belongs to no Node and to no Service's load balancer.
-        ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed: no Node and no load balancer of a Service has this external IP (service.externalIPs)";
+        /// Not programmed at an external IP that belongs to no Node and to no Service's load balancer.
+        ExternalIpNotOwned = 49, "external_ip_not_owned", "not programmed at an external IP that no Node and no load balancer of a Service has (service.externalIPs)";
         /// A program, link or pin of Culvert was missing, and has been restored.
         ProgramRestored = 51, "program_restored", "a program, link or pin of Culvert was missing, and has been restored";
         /// Not programmed: there is no room for a load balancer's source ranges.
@@ -175,8 +175,8 @@ reasons! {
         SlotsReduced = 57, "slots_reduced", "not programmed as planned: no room in bpf.maps.slots for the Maglev table or the weights, so all endpoints get equal shares";
         /// Not programmed, or not with all endpoints: the Service's namespace has used up its share.
         NamespaceShareExceeded = 58, "namespace_share_exceeded", "not programmed as planned: the share of the namespace is used up";
-        /// Not programmed: the external IP or load balancer address is an address of this node.
-        NodeAddressRefused = 59, "node_address_refused", "not programmed: an external IP or a load balancer address is an address of this node (service.nodeAddresses)";
+        /// Not programmed at an external IP or load balancer address that is an address of this node.
+        NodeAddressRefused = 59, "node_address_refused", "not programmed at an external IP or load balancer address that is an address of this node (service.nodeAddresses)";
         /// Not programmed, or not with all endpoints: no range of free slots is long enough.
         SlotsFragmented = 64, "slots_fragmented", "not programmed as planned: bpf.maps.slots has enough free entries, but too few of them in a row";
         /// Ignored: a process of an untrusted user listens on a cluster IP that an interface of this node has.

@@ -68,8 +68,8 @@ fn an_external_ip_is_served_exactly_while_a_node_has_it() {
     assert!(served(&reconciler).is_empty());
     let left_out = |ip| {
         format!(
-            "external_ip_not_owned: not programmed: no Node and no load balancer of a Service has \
-             this external IP (service.externalIPs): {ip}"
+            "external_ip_not_owned: not programmed at an external IP that no Node and no load balancer of a \
+             Service has (service.externalIPs): {ip}"
         )
     };
     assert_eq!(problems(&reconciler, "web"), PAIR.map(left_out));

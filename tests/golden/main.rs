@@ -340,6 +340,7 @@ mod tests {
         an_address_of_the_node_is_not_served_for_a_service,
         an_address_of_two_services_belongs_to_the_older,
         an_address_of_two_services_is_assigned_by_kind_then_age_then_name,
+        an_address_that_a_load_balancer_gives_to_the_node_is_served,
         an_endpoint_in_two_slices_is_the_one_that_does_not_terminate,
         an_endpoint_port_is_found_by_name_and_protocol,
         clients_keep_their_backend_for_three_hours_by_default,

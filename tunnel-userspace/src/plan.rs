@@ -209,19 +209,33 @@ pub struct NodeInfo {
     pub primary_ips: BTreeSet<IpAddr>,
     /// The addresses of this node's links, except for loopback and link-local ones.
     pub link_addresses: BTreeSet<IpAddr>,
-    /// Determines whether external IPs and load balancer addresses are served if they are among
-    /// `link_addresses`.
+    /// All addresses in this node's Node object.
+    pub status_addresses: BTreeSet<IpAddr>,
+    /// Determines whether external IPs and load balancer addresses are served if they are addresses of this
+    /// node.
     pub node_addresses: NodeAddresses,
     /// The algorithm for Services that don't select one.
     pub default_algorithm: model::Algorithm,
 }
 
 impl NodeInfo {
-    /// Returns true if an external IP or a load balancer address is not served, because it is an address of
-    /// this node.
+    /// Returns true if an address of a Service is not served, because it is an address of this node.
+    ///
+    /// A user who may create Services may choose any external IP, so an external IP may be none of the
+    /// addresses of this node's links. The status of a Service can be written only by the load balancer, which
+    /// may have put the address on a link itself. A load balancer address is therefore refused only if it is
+    /// also in the Node object, or if there is no Node object with addresses.
     #[must_use]
-    pub fn refuses(&self, ip: &IpAddr) -> bool {
-        self.node_addresses == NodeAddresses::Refuse && self.link_addresses.contains(ip)
+    pub fn refuses(&self, kind: FrontendKind, ip: &IpAddr) -> bool {
+        let of_node = &self.status_addresses;
+        let may_be_refused = match kind {
+            FrontendKind::ClusterIp | FrontendKind::NodePort => false,
+            FrontendKind::LoadBalancerIp => of_node.is_empty() || of_node.contains(ip),
+            FrontendKind::ExternalIp => true,
+        };
+        may_be_refused
+            && self.node_addresses == NodeAddresses::Refuse
+            && self.link_addresses.contains(ip)
     }
 }
 
@@ -341,7 +355,7 @@ fn frontends_of_port(
     let all = all
         .into_iter()
         .flat_map(|(kind, ips)| ips.iter().map(move |ip| (*ip, port.port, kind)))
-        .filter(|(ip, _, kind)| *kind == FrontendKind::ClusterIp || !node_info.refuses(ip))
+        .filter(|(ip, _, kind)| !node_info.refuses(*kind, ip))
         .chain(node_ports);
     let mut frontends = LiteMap::with_capacity(1);
     for (other, number, kind) in all.filter(|(other, ..)| Family::of(*other) == Family::of(ip)) {

@@ -2,6 +2,7 @@
 //! address of the node at which a process of the node listens.
 
 use anyhow::{Result, ensure};
+use tunnel_tests::{culvert_instance, manifest::NodeObject};
 
 use crate::{
     fixture::Scene,
@@ -14,6 +15,9 @@ use crate::{
 
 /// A user without privileges.
 const USER: u32 = 1000;
+
+/// A port that the node's own services use, and no Service.
+const SSH: u16 = 22;
 
 /// Waits until the status names the user whose listener is ignored, for every frontend or for none of them.
 fn until_ignored(scene: &Scene, user: Option<u32>) -> Result<()> {
@@ -129,25 +133,57 @@ fn a_service_takes_over_no_address_of_the_node() -> Result<()> {
     let ignored = "field=\"spec.externalIPs[4]\" reason=\"127.0.0.1 is a loopback address";
     ensure!(logs.contains(ignored), "{logs}");
 
-    // The node gets the load balancer's addresses while the daemon is running, and loses them again.
+    // The node gets other external IPs while the daemon is running, and loses them again.
     let before = frontends(&scene)?;
-    BALANCER.add_to(host, "lo")?;
-    let own = TestListeners::at(host, BALANCER.ips(), [HTTP, DNS])?;
-    until_eq("frontends at the balancer's addresses", 0, || {
-        let balancer = BALANCER.ips().map(|ip| ip.to_string());
+    EXTERNAL.add_to(host, "lo")?;
+    let own = TestListeners::at(host, EXTERNAL.ips(), [HTTP, DNS])?;
+    until_eq("frontends at the external IPs", 0, || {
+        let external = EXTERNAL.ips().map(|ip| ip.to_string());
         let frontends = frontends(&scene)?.into_iter();
-        let is_at = |it: &String| balancer.iter().any(|ip| it.contains(ip));
+        let is_at = |it: &String| external.iter().any(|ip| it.contains(ip));
         Ok(frontends.filter(is_at).count())
     })?;
     // Pods have no route to these addresses.
     for dialer in Dialer::TCP {
-        let stream = dialer.connect(host, BALANCER, HTTP)?;
+        let stream = dialer.connect(host, EXTERNAL, HTTP)?;
         ensure_eq(
             "port",
             own.accept(dialer)?.port(),
             stream.local_addr()?.port(),
         )?;
     }
-    BALANCER.delete_from(host, "lo")?;
+    EXTERNAL.delete_from(host, "lo")?;
     until_eq("frontends", before, || frontends(&scene))
+}
+
+#[test]
+fn an_address_that_a_load_balancer_gives_to_the_node_is_served_at_the_service_ports_only()
+-> Result<()> {
+    let scene = configured("")?;
+    let host = scene.node.host();
+    scene
+        .node
+        .apply(NodeObject::new(culvert_instance::NODE_NAME, HOST.ips()))?;
+    // The status of the Service also contains the addresses in the Node object.
+    let ingress = format!("{}, {}", BALANCER.yaml_ingress(), HOST.yaml_ingress());
+    BALANCER.add_to(host, "lo")?;
+    let ssh = TestListeners::at(host, BALANCER.ips(), [SSH, SSH])?;
+    let kubelet = TestListeners::at(host, HOST.ips(), [HTTP, DNS])?;
+    let balanced = service().load_balancer(&ingress);
+    scene.start([balanced.backends(scene.all_addresses())])?;
+
+    for (_, sandbox) in scene.sandboxes() {
+        expect_all_answer(sandbox, BALANCER, [HTTP, DNS])?;
+    }
+    for dialer in Dialer::TCP {
+        for (at, port, own) in [(BALANCER, SSH, &ssh), (HOST, HTTP, &kubelet)] {
+            let stream = dialer.connect(host, at, port)?;
+            let from = own.accept(dialer)?;
+            ensure_eq("port", from.port(), stream.local_addr()?.port())?;
+        }
+    }
+    let shown = scene.node.culvert(&["services", "web"])?.stdout;
+    let reason = format!("(service.nodeAddresses): {}\n", HOST.v4);
+    ensure!(shown.contains(&reason), "{shown}");
+    Ok(())
 }

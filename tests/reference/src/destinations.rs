@@ -39,8 +39,16 @@ pub(super) fn destinations(
     add(AddressKind::ClusterIp, cluster_ip, port.port);
     let is_taken =
         |ip: &IpAddr| here.own_addresses == OwnAddresses::Refuse && here.addresses.contains(ip);
+    // Only privileged users can write a Service's status, and load balancers may assign an address to the node.
+    let in_node = node::own(cluster, here).map(|own| {
+        let addresses = node::addresses(own);
+        addresses
+            .filter_map(|address| parse(&address.address))
+            .collect::<BTreeSet<_>>()
+    });
+    let in_node = in_node.unwrap_or_default();
     let mut load_balancer = load_balancer_ips(service, family);
-    load_balancer.retain(|ip| !is_taken(ip));
+    load_balancer.retain(|ip| !is_taken(ip) || !in_node.is_empty() && !in_node.contains(ip));
     add(AddressKind::LoadBalancerIp, load_balancer, port.port);
     let mut external = external_ips(cluster, here, service, family);
     external.retain(|ip| !is_taken(ip));

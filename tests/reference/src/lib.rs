@@ -98,8 +98,8 @@ pub enum ExternalIps {
     Owned,
 }
 
-/// The setting that decides whether external IPs and load balancer addresses are served on the node that has
-/// them on an interface.
+/// The setting that decides whether external IPs are served on the node that has them on an interface, and load
+/// balancer addresses on the node that also has them in its Node object.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum OwnAddresses {
     Refuse,

@@ -115,8 +115,8 @@ pub enum ExternalIps {
 }
 
 /// Determines whether a node serves external IPs and load balancer addresses that are its own addresses. Anyone
-/// who may create a Service can put a node's address into it, and so redirect the connections that this node
-/// and its pods make to the node itself.
+/// who may create a Service can put a node's address into its external IPs, and so redirect the connections that
+/// this node and its pods make to the node itself.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeAddresses {

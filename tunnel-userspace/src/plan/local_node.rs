@@ -32,6 +32,8 @@ pub struct LocalNode {
     zone: Option<Arc<str>>,
     /// The first address of each family in this node's Node object.
     primary_ips: BTreeSet<IpAddr>,
+    /// All addresses in this node's Node object.
+    status_addresses: BTreeSet<IpAddr>,
     /// All addresses of this node's links.
     link_addresses: BTreeSet<IpAddr>,
 }
@@ -60,6 +62,8 @@ impl LocalNode {
             .into_iter()
             .filter_map(first)
             .collect();
+        let addresses = node.internal_ips.iter().chain(&node.other_ips);
+        self.status_addresses = addresses.copied().collect();
     }
 
     /// Replaces the addresses of the links.
@@ -74,6 +78,7 @@ impl LocalNode {
             zone: self.zone.clone(),
             node_port_addresses: self.node_port_addresses().collect(),
             primary_ips: self.primary_ips.clone(),
+            status_addresses: self.status_addresses.clone(),
             link_addresses: self.reachable_addresses(),
             ..node_info.clone()
         };

@@ -399,6 +399,7 @@ impl DesiredPlans {
             PortProblem::new(reason, text)
         })
     }
+
     /// Returns a problem if any of a port's external IPs and load balancer addresses are not served because
     /// they are addresses of this node.
     fn node_address_problem(&self, name: &PortName, plan: &PortPlan) -> Option<PortProblem> {
@@ -410,14 +411,18 @@ impl DesiredPlans {
                 key.address.to_ip() == *ip && frontend.kind != FrontendKind::NodePort
             })
         };
-        let ips = service
-            .external_ips
-            .iter()
-            .chain(&service.load_balancer_ips);
-        let refused = ips.filter(|ip| {
-            Family::of(**ip) == name.family && self.rules.node_info.refuses(ip) && !has(ip)
+        let ips = [
+            (FrontendKind::ExternalIp, &service.external_ips),
+            (FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
+        ];
+        let ips = ips
+            .into_iter()
+            .flat_map(|(kind, ips)| ips.iter().map(move |ip| (kind, ip)));
+        let node_info = &self.rules.node_info;
+        let refused = ips.filter(|(kind, ip)| {
+            Family::of(**ip) == name.family && node_info.refuses(*kind, ip) && !has(ip)
         });
-        let refused: BTreeSet<_> = refused.map(ToString::to_string).collect();
+        let refused: BTreeSet<_> = refused.map(|(_, ip)| ip.to_string()).collect();
         let reason = Reason::NodeAddressRefused;
         (!refused.is_empty()).then(|| {
             let refused: Vec<_> = refused.into_iter().collect();

@@ -62,6 +62,40 @@ fn an_address_of_this_node_is_served_only_if_the_config_says_so() {
 }
 
 #[test]
+fn a_load_balancer_address_of_this_node_is_refused_only_if_the_node_object_has_it() {
+    let settings = PlanSettings {
+        node_addresses: NodeAddresses::Refuse,
+        ..settings()
+    };
+    let mut reconciler = adopt_with(Memory::new(ROOMY), settings);
+    reconciler.set_addresses([ip(3), ip(5)].into());
+    apply(&mut reconciler, vec![exposed("web", 1)]);
+    // Without a Node object, all of the node's addresses are refused.
+    assert_eq!(served(&reconciler), [false, false, true, true]);
+
+    let mut in_node = |internal: &[u8], other: &[u8]| {
+        let node = Node {
+            internal_ips: internal.iter().map(|last| ip(*last)).collect(),
+            other_ips: other.iter().map(|last| ip(*last)).collect(),
+            ..fixture::node("node-a")
+        };
+        let name = ObjectName::new("", "node-a");
+        apply_nodes(&mut reconciler, vec![(name, Some(Arc::new(node)))]);
+        settle(&mut reconciler);
+        served(&reconciler)
+    };
+    assert_eq!(in_node(&[9], &[]), [false, true, true, true]);
+    assert_eq!(in_node(&[9], &[5]), [false, false, true, true]);
+    assert_eq!(in_node(&[5], &[]), [false, false, true, true]);
+    assert_eq!(in_node(&[3], &[]), [false, true, true, true]);
+    let problem = services(&reconciler, Some("web"))[0].ports[0]
+        .problem
+        .clone();
+    let wanted = format!("{}: {}", Reason::NodeAddressRefused.meaning(), ip(3));
+    assert_eq!(problem, Some(wanted));
+}
+
+#[test]
 fn a_cluster_ip_is_served_even_if_this_node_has_it() {
     let settings = PlanSettings {
         node_addresses: NodeAddresses::Refuse,

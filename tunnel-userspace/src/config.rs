@@ -2,6 +2,7 @@
 //! the environment.
 
 mod admin;
+mod allowed_values;
 mod bpf;
 mod kube_proxy;
 mod log;
@@ -201,10 +202,9 @@ impl Config {
             if field == "." {
                 TOP_LEVEL.clone_into(&mut field);
             }
-            (
-                field,
-                unknown_field::reword(&error.into_inner().to_string()),
-            )
+            let reason = unknown_field::reword(&error.into_inner().to_string());
+            let reason = allowed_values::reword(&field, reason);
+            (field, reason)
         })?;
         config.check()?;
         Ok(config)

@@ -18,9 +18,9 @@ const TYPES: [(&str, &str); 12] = [
     ("i64", "an integer"),
     ("u8", "a number from 0 to 255"),
     ("u16", "a number from 0 to 65535"),
-    ("u32", "a number"),
-    ("u64", "a number"),
-    ("usize", "a number"),
+    ("u32", "a number from 0 to 4294967295"),
+    ("u64", "a number from 0 to 18446744073709551615"),
+    ("usize", "a number from 0 to 18446744073709551615"),
 ];
 
 /// Rewords one message:

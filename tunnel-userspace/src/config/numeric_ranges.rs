@@ -6,7 +6,7 @@ use super::{Config, FieldError, TunnelConfig};
 use crate::duration::DisplayDuration;
 
 /// The largest capacity that a map may have, in entries.
-const MAX_ENTRIES: u32 = 1 << 24;
+pub(super) const MAX_ENTRIES: u32 = 1 << 24;
 
 /// Returns an error if a number or duration is out of range.
 pub(super) fn check(config: &Config) -> Result<(), FieldError> {

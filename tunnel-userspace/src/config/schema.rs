@@ -2,6 +2,7 @@
 //! types.
 
 use schemars::generate::SchemaSettings;
+use serde_json::Value;
 
 use super::Config;
 
@@ -9,9 +10,14 @@ use super::Config;
 /// unknown fields. [`Config::parse`] also checks bounds, and constraints between fields.
 #[must_use]
 pub fn of_config() -> String {
+    format!("{:#}", value_of_config())
+}
+
+/// Returns the same schema as a value.
+pub(super) fn value_of_config() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;
     });
     let schema = settings.into_generator().into_root_schema_for::<Config>();
-    format!("{:#}", schema.as_value())
+    schema.to_value()
 }

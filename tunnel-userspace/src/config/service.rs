@@ -71,9 +71,12 @@ pub struct ServiceConfig {
     pub full_sync_interval: Duration,
 }
 
+/// The modes that are implemented.
+pub(super) const MODES: &str = "`auto` or `ebpf`";
+
 /// Deserialises a mode. The error omits the mode that is not implemented.
 pub(super) fn mode<'de, D: Deserializer<'de>>(source: D) -> Result<Mode, D::Error> {
-    from_word(source, "`auto` or `ebpf`")
+    from_word(source, MODES)
 }
 
 /// Deserialises an algorithm. The error lists the aliases apart.

@@ -17,6 +17,7 @@
 //! - `migrate`: copies the contents of maps into maps of different sizes
 //! - `periodic_probe`: the test connections while the daemon runs
 //! - `port_problems`: tracks the service ports that can't be programmed as planned
+//! - `refused_retries`: spreads the retries of very many Services that did not fit into the maps over time
 //! - `steering`: plans steering and writes the steering maps
 
 mod background_job;
@@ -31,6 +32,7 @@ mod port_problems;
 mod published_state;
 mod reconcile_loop;
 mod reconciler;
+mod refused_retries;
 mod steering;
 
 pub use tunnel_common::table::MapSizes;

@@ -41,6 +41,7 @@ use super::{
     grace_period::{GracePeriod, RetiredEntries},
     map_access::{AdoptError, MapReader, MapWriter, WriteError},
     port_problems::{PortProblem, PortProblems, ProblemTracker},
+    refused_retries::RefusedRetries,
 };
 use crate::model::ObjectName;
 
@@ -80,9 +81,9 @@ pub(super) struct MapSync<M> {
     began_to_wait: u64,
     /// True if entries have been retired since the Services that don't fit into the maps were last retried.
     has_retired: bool,
-    /// True if the Services that don't fit into the maps can be retried, but are so many that they wait for
+    /// The Services that don't fit into the maps and can be retried, but are so many that they wait for
     /// [`Self::retry_refused`].
-    has_refused_to_retry: bool,
+    refused_retries: RefusedRetries,
     pub(super) problems: ProblemTracker,
     /// The entries that will be removed at the end of the current sync.
     leaving: EntryCounts,
@@ -115,7 +116,7 @@ impl<M: MapReader + MapWriter> MapSync<M> {
             waiting_since: BTreeMap::new(),
             began_to_wait: 0,
             has_retired: false,
-            has_refused_to_retry: false,
+            refused_retries: RefusedRetries::default(),
             problems: ProblemTracker::default(),
             leaving: EntryCounts::default(),
             used_at_refusal: None,
@@ -370,22 +371,21 @@ impl<M: MapReader + MapWriter> MapSync<M> {
         }
     }
 
-    /// Marks the Services that don't fit into the maps as dirty. If they have many ports, the retry is delayed,
-    /// so that one namespace's refused Services don't slow down every change to another's.
+    /// Marks the Services that don't fit into the maps as dirty. If they have many ports, they are retried later
+    /// and in parts, so that one namespace's refused Services don't slow down every change to another's.
     fn plan_retry(&mut self) {
         let ports = self.problems.ports().values().sum::<usize>();
         if ports > MAX_IMMEDIATE_RETRIES {
-            self.has_refused_to_retry = true;
+            self.refused_retries.plan();
         } else {
-            self.retry_refused();
+            let without_room = self.problems.services_without_room().values();
+            self.dirty.extend(without_room.flatten().cloned());
         }
     }
 
-    /// Marks the Services that don't fit into the maps as dirty.
+    /// Marks some of the Services that don't fit into the maps and wait for a retry as dirty.
     pub(super) fn retry_refused(&mut self) {
-        self.has_refused_to_retry = false;
-        let without_room = self.problems.services_without_room();
-        self.dirty.extend(without_room.iter().cloned());
+        self.dirty.extend(self.refused_retries.take(&self.problems));
     }
 
     /// Frees the indices of removed backends whose connections have all been closed. If any index is freed,
@@ -419,8 +419,8 @@ impl<M> MapSync<M> {
     }
 
     /// Returns true if Services that don't fit into the maps wait for [`Self::retry_refused`].
-    pub(super) const fn has_refused_to_retry(&self) -> bool {
-        self.has_refused_to_retry
+    pub(super) fn has_refused_to_retry(&self) -> bool {
+        self.refused_retries.is_planned()
     }
 
     /// Returns true if a change is waiting to be written.

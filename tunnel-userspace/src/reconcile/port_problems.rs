@@ -42,8 +42,8 @@ pub(super) struct ProblemTracker {
     ports: BTreeMap<Reason, usize>,
     /// The number of ports that did not fit into the share of their namespace, by namespace.
     beyond_share: BTreeMap<Arc<str>, usize>,
-    /// The Services with a port that did not fit into the maps.
-    without_room: BTreeSet<ObjectName>,
+    /// The Services with a port that did not fit into the maps, by namespace.
+    without_room: BTreeMap<Arc<str>, BTreeSet<ObjectName>>,
     pub(super) reason_counts: BTreeMap<Reason, u64>,
 }
 
@@ -123,7 +123,9 @@ impl ProblemTracker {
             *self.beyond_share.entry(namespace).or_default() += beyond;
         }
         if ports.values().any(is_full) {
-            self.without_room.insert(service.clone());
+            let namespace = Arc::clone(&service.namespace);
+            let services = self.without_room.entry(namespace).or_default();
+            services.insert(service.clone());
         }
         let problems = ServiceProblems {
             warnings: warnings_of(&ports),
@@ -150,7 +152,12 @@ impl ProblemTracker {
         }
         let beyond = count_beyond_share(&ports);
         subtract(&mut self.beyond_share, &service.namespace, beyond);
-        self.without_room.remove(service);
+        if let Some(services) = self.without_room.get_mut(&service.namespace) {
+            services.remove(service);
+            if services.is_empty() {
+                self.without_room.remove(&service.namespace);
+            }
+        }
         ports
     }
 
@@ -165,8 +172,8 @@ impl ProblemTracker {
         &self.ports
     }
 
-    /// Returns the Services with a port that did not fit into the maps.
-    pub(super) const fn services_without_room(&self) -> &BTreeSet<ObjectName> {
+    /// Returns the Services with a port that did not fit into the maps, by namespace.
+    pub(super) const fn services_without_room(&self) -> &BTreeMap<Arc<str>, BTreeSet<ObjectName>> {
         &self.without_room
     }
 
@@ -296,7 +303,7 @@ mod tests {
     /// Checks the tracker's sums against its problems.
     fn check(tracker: &ProblemTracker) {
         let (mut ports, mut beyond_share) = (BTreeMap::new(), BTreeMap::new());
-        let mut without_room = BTreeSet::new();
+        let mut without_room = BTreeMap::<_, BTreeSet<_>>::new();
         for (service, problems) in tracker.by_namespace.values().flatten() {
             assert!(!problems.ports.is_empty());
             for problem in problems.ports.values() {
@@ -306,7 +313,8 @@ mod tests {
                     *beyond_share.entry(namespace).or_default() += 1;
                 }
                 if is_full(problem) {
-                    without_room.insert(service.clone());
+                    let services = without_room.entry(Arc::clone(&service.namespace));
+                    services.or_default().insert(service.clone());
                 }
             }
         }

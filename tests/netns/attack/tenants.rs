@@ -19,6 +19,9 @@ const TENANT: &str = "tenant";
 const MAX_MEMORY: u64 = 150 << 20;
 const MAX_REMAINING: u64 = 40 << 20;
 
+/// The maximum memory that the daemon takes, in addition, for a list of a tenant's Service.
+const MAX_LIST_MEMORY: usize = 8 << 20;
+
 /// Builds one of the tenant's Services, with the given algorithm and numbers of ports and endpoints.
 fn tenant_service(number: u8, algorithm: &str, port_count: u16, endpoints: u8) -> Manifest {
     tenant_service_with((number, number), algorithm, port_count, endpoints)
@@ -149,6 +152,17 @@ fn a_tenants_services_use_little_memory_and_return_it() -> Result<()> {
     expect_tenant_named(&scene)?;
     let peak = process_usage::peak_memory(daemon)?;
     ensure!(peak < MAX_MEMORY, "the daemon used {peak} bytes");
+    // The daemon creates the list of a Service with very many endpoints while it sends it.
+    let before_list = process_usage::resident_memory(daemon)?;
+    let path = format!("/services?name={TENANT}-1");
+    let list = admin::get(&node.admin_socket(), &path)?.body.len();
+    ensure!(list > 4 * MAX_LIST_MEMORY, "the list has only {list} bytes");
+    let after_list = process_usage::resident_memory(daemon)?;
+    let grown = after_list.saturating_sub(before_list);
+    ensure!(
+        grown < u64::try_from(MAX_LIST_MEMORY)?,
+        "a list of {list} bytes took {grown} bytes of the daemon's memory"
+    );
     for number in 1..=SERVICES {
         node.delete(&format!("{TENANT}-{number}.json"))?;
     }

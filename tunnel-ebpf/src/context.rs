@@ -186,13 +186,7 @@ pub(crate) trait Sock {
             let word = read_sock(ctx, offset_of!(bpf_sock, src_ip4));
             return (word != 0).then_some(Address::from_v4_word(word));
         }
-        let first = offset_of!(bpf_sock, src_ip6);
-        let words = [
-            read_sock(ctx, first),
-            read_sock(ctx, first + 4),
-            read_sock(ctx, first + 8),
-            read_sock(ctx, first + 12),
-        ];
+        let words = read_sock_ip6(ctx, offset_of!(bpf_sock, src_ip6));
         let [a, b, c, d] = words;
         ((a | b | c | d) != 0).then_some(Address::from_words(words))
     }
@@ -212,13 +206,7 @@ pub(crate) trait Sock {
         // All words are read before the family is checked. Otherwise, LLVM would merge the reads of both
         // branches into one with a variable offset, which the verifier rejects.
         let v4 = read_sock(ctx, offset_of!(bpf_sock, dst_ip4));
-        let first = offset_of!(bpf_sock, dst_ip6);
-        let v6 = [
-            read_sock(ctx, first),
-            read_sock(ctx, first + 4),
-            read_sock(ctx, first + 8),
-            read_sock(ctx, first + 12),
-        ];
+        let v6 = read_sock_ip6(ctx, offset_of!(bpf_sock, dst_ip6));
         // An IPv6 socket that was connected to an IPv4 address before still has that address, too.
         let peer = if read_sock(ctx, offset_of!(bpf_sock, family)) == AF_INET {
             Address::from_v4_word(v4)
@@ -281,6 +269,17 @@ fn read_sock(ctx: &SockAddrContext, offset: usize) -> u32 {
         .wrapping_byte_add(offset);
     // SAFETY: `sk` in `bpf_sock_addr` is never null, and the verifier checks the offset.
     unsafe { word.read_volatile() }
+}
+
+/// Reads the four words of an IPv6 address from the socket.
+#[inline(always)]
+fn read_sock_ip6(ctx: &SockAddrContext, offset: usize) -> [u32; 4] {
+    [
+        read_sock(ctx, offset),
+        read_sock(ctx, offset + 4),
+        read_sock(ctx, offset + 8),
+        read_sock(ctx, offset + 12),
+    ]
 }
 
 /// Reads a word from the context.

@@ -339,18 +339,19 @@ pub(crate) fn remove_origin(ctx: &SockAddrContext) -> bool {
 /// Returns the last translation of a socket that is being closed.
 #[inline(always)]
 pub(crate) fn origin_of_closed(ctx: &SockContext) -> Option<&'static Origin> {
-    let sock: *mut bpf_sock = ctx.sock;
-    // SAFETY: the helper takes the socket that the hook runs for.
-    let value = unsafe {
-        bpf_sk_storage_get(
-            (&raw const ORIGIN).cast_mut().cast(),
-            sock.cast(),
-            ptr::null_mut(),
-            0,
-        )
-    };
+    let value = value_of_closed(&ORIGIN, ctx);
     // SAFETY: as for `origin`.
-    unsafe { value.cast_const().cast::<Origin>().as_ref() }
+    unsafe { value.cast_const().as_ref() }
+}
+
+/// Returns a pointer to the value of a socket that is being closed, or null if the socket has none. aya has this
+/// only for the hooks that have an address.
+#[inline(always)]
+fn value_of_closed<T>(storage: &'static SkStorage<T>, ctx: &SockContext) -> *mut T {
+    let map = ptr::from_ref(storage).cast_mut().cast();
+    let sock: *mut bpf_sock = ctx.sock;
+    // SAFETY: the helper takes the socket that the hook runs for, and creates no value.
+    unsafe { bpf_sk_storage_get(map, sock.cast(), ptr::null_mut(), 0) }.cast()
 }
 
 /// Returns the index of the steering record for an edge node's address and port.

@@ -1,11 +1,7 @@
 //! The maps of the sockets' older translations, and all access to them.
 
-use core::ptr;
-
 use aya_ebpf::{
-    bindings::bpf_sock,
     btf_maps::{HashMap, LruHashMap, SkStorage},
-    helpers::generated::bpf_sk_storage_get,
     macros::btf_map,
     programs::{SockAddrContext, SockContext},
 };
@@ -66,18 +62,9 @@ pub(crate) fn many_or_new(ctx: &SockAddrContext) -> Option<&'static mut OlderMan
 /// Returns the value in `older_many` of a socket that is being closed.
 #[inline(always)]
 pub(crate) fn many_of_closed(ctx: &SockContext) -> Option<&'static mut OlderMany> {
-    let sock: *mut bpf_sock = ctx.sock;
-    // SAFETY: the helper takes the socket that the hook runs for.
-    let value = unsafe {
-        bpf_sk_storage_get(
-            (&raw const OLDER_MANY).cast_mut().cast(),
-            sock.cast(),
-            ptr::null_mut(),
-            0,
-        )
-    };
+    let value = super::value_of_closed(&OLDER_MANY, ctx);
     // SAFETY: as for `few`.
-    unsafe { value.cast::<OlderMany>().as_mut() }
+    unsafe { value.as_mut() }
 }
 
 /// Returns an entry of a socket in `older_shared`. Only programs that hold the lock of this socket add, change

@@ -420,7 +420,7 @@ extern "C" fn find_backend(ctx: *mut bpf_sock_addr, upper: u64, lower: u64, port
 #[unsafe(no_mangle)]
 extern "C" fn remove_backend(ctx: *mut bpf_sock_addr, upper: u64, lower: u64, port: u32) -> u32 {
     let context = SockAddrContext::new(ctx);
-    // FEW bounds the loop, as the verifier requires. More translations to the same address are very unlikely.
+    // Several VIPs may lead to the same backend. Each round removes one translation.
     for _ in 0..FEW {
         let number = find_few(ctx, upper, lower, port, REVERSE);
         let Some(few) = maps::few(&context) else {
@@ -431,10 +431,14 @@ extern "C" fn remove_backend(ctx: *mut bpf_sock_addr, upper: u64, lower: u64, po
         };
         entry.last_used = 0;
     }
-    let number = find_many(ctx, upper, lower, port, REVERSE);
-    if let Some(many) = maps::many(&context)
-        && let Some(entry) = many.entries.get_mut(in_register(number))
-    {
+    for _ in 0..MANY {
+        let number = find_many(ctx, upper, lower, port, REVERSE);
+        let Some(many) = maps::many(&context) else {
+            break;
+        };
+        let Some(entry) = many.entries.get_mut(in_register(number)) else {
+            break;
+        };
         entry.last_used = 0;
     }
     let address = Address::from_halves([upper, lower]);

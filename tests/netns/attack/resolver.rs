@@ -386,3 +386,30 @@ fn a_socket_that_uses_too_many_addresses_loses_only_its_own_translations() -> Re
     drop(sockets);
     ensure_eq("after the close", shared_translations(&scene)?, 0)
 }
+
+#[test]
+fn a_socket_that_connects_directly_to_a_backend_of_many_vips_gets_answers_from_the_backend()
+-> Result<()> {
+    let scene = start()?;
+    let service = with_ports("one", FLOODED[0], OWN_TRANSLATIONS / 2);
+    scene
+        .node
+        .apply(service.backends(scene.addresses(&["one"])?))?;
+    until_backends(&scene.node, "one", 1)?;
+    let backend = Vip::of_pod(scene.backend("one")?);
+    for dialer in Dialer::UDP {
+        let socket = socket_of(&scene.client, dialer)?;
+        for port in FIRST_PORT..FIRST_PORT + OWN_TRANSLATIONS / 2 {
+            ask(&socket, dialer.address(FLOODED[0], port))?;
+        }
+
+        socket.connect(dialer.address(backend, DNS_TARGET))?;
+
+        let expected = dialer.reported_address(backend, DNS_TARGET);
+        socket.send(b"who?")?;
+        let answer = receive(&socket)?;
+        ensure_eq("answer", answer, ("one".to_owned(), expected))?;
+        ensure_eq("peer", socket.peer_addr()?, expected)?;
+    }
+    Ok(())
+}

@@ -3,11 +3,11 @@
 
 use std::{collections::BTreeSet, net::UdpSocket};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use tunnel_tests::{
     feature::{self, Feature},
-    manifest::Service,
+    manifest::{Protocol, Service},
     shared_fixture::SharedFixture,
     test_name,
 };
@@ -15,8 +15,8 @@ use tunnel_tests::{
 use crate::{
     fixture::{Scene, WEB},
     support::{
-        DNS, Dialer, HTTP, HTTP_TARGET, count_during, ensure_eq, errno, http_server_name, query,
-        query_to, run, until_backends, until_each_has,
+        DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq, errno,
+        http_server_name, query, query_to, receive, run, until_backends, until_each_has,
     },
 };
 
@@ -77,6 +77,59 @@ fn datagrams_of_a_socket_stay_with_their_backend_until_it_is_removed() -> Result
             steady(&socket, dialer, 10)?,
             second,
         )?;
+    }
+    scene.give_back()
+}
+
+#[test]
+fn late_answers_of_a_removed_backend_do_not_change_the_backend_of_a_socket() -> Result<()> {
+    const MOVED: Vip = Vip::of(20);
+    const FILLER: Vip = Vip::of(21);
+    const FIRST_PORT: u16 = 2000;
+    let scene = SCENE.lease()?;
+    let late = scene.node.pod("late")?;
+    let listener = late.udp(("::", DNS_TARGET))?;
+    let moved = || MOVED.service("moved");
+    // Enough ports to move all other translations of a socket to `older_many`.
+    let ports = FIRST_PORT..FIRST_PORT + 12;
+    let filler = Service::new("filler", FILLER.ips());
+    let filler = ports.clone().fold(filler, |filler, port| {
+        filler.port(Protocol::UDP, port, DNS_TARGET)
+    });
+    scene.program(filler.backends(scene.addresses(&["one"])?))?;
+    scene.program(moved().backends([late.v4(), late.v6()]))?;
+    let sockets = scene.map_clients(&Dialer::UDP, |sandbox, dialer| {
+        let socket = dialer.udp_socket(sandbox)?;
+        socket.send_to(b"who?", dialer.address(MOVED, DNS))?;
+        let (_, from) = listener.recv_from(&mut [0; 64])?;
+        Ok((socket, from))
+    })?;
+
+    scene.node.apply(moved().backends(scene.all_addresses()))?;
+    until_backends(&scene.node, "moved", 3)?;
+
+    for (client, (socket, from)) in &sockets {
+        let dialer = client.dialer;
+        let ask = || query_to(socket, dialer.address(MOVED, DNS)).map(|(server, _)| server);
+        let check = || -> Result<()> {
+            let server = ask()?;
+            for others in [1, ports.len(), 1] {
+                for port in ports.clone().take(others) {
+                    dialer.expect_answer(socket, FILLER, port, "one")?;
+                }
+                listener.send_to(b"late answer", from)?;
+                let expected = ("late".to_owned(), dialer.reported_address(MOVED, DNS));
+                ensure_eq("late answer", receive(socket)?, expected)?;
+                let (again, increases) = count_during(&scene.node, &["translated"], ask)?;
+                ensure_eq(
+                    "server, new choices",
+                    (&again, increases),
+                    (&server, vec![0]),
+                )?;
+            }
+            Ok(())
+        };
+        check().with_context(|| client.to_string())?;
     }
     scene.give_back()
 }

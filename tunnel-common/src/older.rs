@@ -94,14 +94,15 @@ pub const fn tags(origin: &Origin) -> u32 {
     tag(&origin.vip, origin.vip_port) | tag(&origin.backend, origin.backend_port) << 16
 }
 
-/// Returns true if a translation leads from this VIP, or to this backend, depending on the direction.
+/// Returns true if a translation leads from this VIP, or to this backend, depending on the direction. A replaced
+/// translation only leads to its backend.
 #[inline(always)]
 #[must_use]
 fn matches(origin: &Origin, address: &Address, port: Port, direction: Direction) -> bool {
     if origin.last_used == 0 {
         false
     } else if direction == Direction::FORWARD {
-        origin.vip_port == port && origin.vip == *address
+        origin.flags & Origin::REPLACED == 0 && origin.vip_port == port && origin.vip == *address
     } else {
         origin.leads_to(address, port)
     }
@@ -170,8 +171,8 @@ impl OlderMany {
         entry.is_some_and(|entry| matches(entry, address, port, direction))
     }
 
-    /// Returns the number of the translation of a VIP, or of one that leads to a backend. Each VIP has at most
-    /// one translation here.
+    /// Returns the number of the translation of a VIP, or of the first one that leads to a backend. Each VIP has
+    /// at most one translation here that is not replaced.
     ///
     /// `is_match` must return the same as [`OlderMany::matches`]. It is called only for entries with the right
     /// tag. Programs pass a separate function, because the verifier would follow the comparison once for each

@@ -43,7 +43,8 @@ pub struct Origin {
     pub protocol: Protocol,
     /// [`ORIGIN_VERSION`].
     pub version: u8,
-    /// A combination of [`Origin::OVERFLOWED`], [`Origin::COUNTED`] and [`Origin::HAS_OLDER`].
+    /// A combination of [`Origin::OVERFLOWED`], [`Origin::COUNTED`], [`Origin::HAS_OLDER`] and
+    /// [`Origin::REPLACED`].
     pub flags: u16,
     /// The layout version of the map `reason_counts` that counts the socket as tracked, or 0 if none does. A
     /// newer layout counts from 0, so it must not count the release of a socket that it has not counted.
@@ -62,6 +63,9 @@ impl Origin {
     pub const COUNTED: u16 = 2;
     /// Flag: older translations of this socket are in the socket storage `older_few`.
     pub const HAS_OLDER: u16 = 4;
+    /// Flag: the socket has chosen another backend for the VIP since. The translation is kept only because this
+    /// backend may still answer.
+    pub const REPLACED: u16 = 8;
     /// The flags that stay with the socket when its translation is replaced.
     pub const LASTING_FLAGS: u16 = Self::OVERFLOWED | Self::HAS_OLDER;
 

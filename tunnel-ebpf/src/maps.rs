@@ -319,6 +319,14 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
     unsafe { last_used.write_volatile(now) };
 }
 
+/// Marks the last translation as replaced. The daemon, which may be reading the value, ignores this flag.
+#[inline(always)]
+pub(crate) fn mark_replaced(origin: &'static Origin) {
+    let flags = (&raw const origin.flags).cast_mut();
+    // SAFETY: as for `touch`. It is one aligned half-word.
+    unsafe { flags.write_volatile(origin.flags | Origin::REPLACED) };
+}
+
 /// Stores the last translation of a socket that has none. Returns false if there is no memory.
 #[inline(always)]
 pub(crate) fn insert_origin(ctx: &SockAddrContext, origin: &mut Origin) -> bool {

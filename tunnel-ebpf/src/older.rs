@@ -23,11 +23,30 @@ use crate::{
 
 /// No entry.
 pub(crate) const NONE: u32 = u32::MAX;
+/// The last translation, which is in `origin`.
+pub(crate) const LAST: u32 = u32::MAX - 1;
 /// The translation is in `older_shared`. Smaller numbers stand for entries in `older_few`, and from [`FEW`] on
 /// for entries in `older_many`.
 const SHARED: u32 = FEW + MANY;
 /// The translation is in `overflow`.
 const OVERFLOW: u32 = SHARED + 1;
+
+/// The translation that a socket had for a VIP before it stores one.
+#[derive(Clone, Copy)]
+pub(crate) struct Known {
+    /// [`LAST`], the number of an entry in `older_few`, or [`NONE`].
+    pub(crate) number: u32,
+    /// True if the socket keeps the backend, and false if it has chosen again.
+    pub(crate) is_kept: bool,
+}
+
+impl Known {
+    /// The socket had no translation for the VIP.
+    pub(crate) const NOTHING: Self = Self {
+        number: NONE,
+        is_kept: false,
+    };
+}
 
 /// Directions, as scalars.
 const FORWARD: u32 = 0;
@@ -48,11 +67,11 @@ pub(crate) fn recalled(ctx: &SockAddrContext, number: u32) -> Option<&'static Or
     few.entries.get(in_register(number))
 }
 
-/// Moves a socket's last translation to the older ones. `vacant` is the number of the entry in `older_few` whose
-/// translation becomes the last one, or [`NONE`]. Returns true if the socket has a value in `older_few`.
+/// Moves a socket's last translation to the older ones. `known` is the translation that the socket had for the VIP
+/// of the new last translation. Returns true if the socket has a value in `older_few`.
 #[inline(always)]
-pub(crate) fn keep_last(ctx: &SockAddrContext, vacant: u32, now: u64) -> bool {
-    move_last_to_few(ctx.sock_addr, vacant, now) != 0
+pub(crate) fn keep_last(ctx: &SockAddrContext, known: Known, now: u64) -> bool {
+    move_last_to_few(ctx.sock_addr, known.number, known.is_kept.into(), now) != 0
 }
 
 /// Returns the older translation that leads to a backend.
@@ -261,10 +280,12 @@ fn exchange(ctx: &SockAddrContext, from: u32, to: u32) {
     }
 }
 
-/// Moves the last translation to `older_few`. Returns 0 if there is no memory for a value there.
+/// Moves the last translation to `older_few`. Returns 0 if there is no memory for a value there. If the VIP of the
+/// new last translation has an entry in `older_few`, `known` is its number, and the entry becomes unused or
+/// replaced.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn move_last_to_few(ctx: *mut bpf_sock_addr, vacant: u32, now: u64) -> u32 {
+extern "C" fn move_last_to_few(ctx: *mut bpf_sock_addr, known: u32, is_kept: u32, now: u64) -> u32 {
     let context = SockAddrContext::new(ctx);
     let Some(last) = maps::origin(&context) else {
         return 0;
@@ -273,11 +294,15 @@ extern "C" fn move_last_to_few(ctx: *mut bpf_sock_addr, vacant: u32, now: u64) -
         maps::count_reason(Reason::TranslationLost);
         return 0;
     };
+    if let Some(entry) = few.entries.get_mut(in_register(known)) {
+        if is_kept == 0 {
+            entry.flags |= Origin::REPLACED;
+        } else {
+            entry.last_used = 0;
+        }
+    }
     if last.last_used == 0 {
         return 1;
-    }
-    if let Some(entry) = few.entries.get_mut(in_register(vacant)) {
-        entry.last_used = 0;
     }
     let sock = Sock4::new(&context);
     // The daemon identifies the socket by its cookie, which the kernel creates on demand.
@@ -334,14 +359,8 @@ extern "C" fn move_few_to_many(ctx: *mut bpf_sock_addr, from: u32, now: u64) -> 
         maps::count_reason(Reason::TranslationLost);
         return 0;
     }
-    let [upper, lower] = moved.vip.halves();
-    let port = moved.vip_port.to_network().into();
-    // An entry of the same VIP leads to a backend that the socket no longer uses.
-    let mut to = find_many(ctx, upper, lower, port, FORWARD);
-    if to == NONE {
-        to = least_recent_many(ctx);
-        move_many_to_shared(ctx, to, now);
-    }
+    let to = least_recent_many(ctx);
+    move_many_to_shared(ctx, to, now);
     let Some(many) = maps::many(&context) else {
         return 0;
     };
@@ -374,8 +393,10 @@ extern "C" fn move_many_to_shared(ctx: *mut bpf_sock_addr, from: u32, now: u64) 
     scratch.origin.copy_from(moved);
     let sock = Sock4::new(&context);
     scratch.key = OverflowKey::new(sock.cookie(), moved.vip, moved.vip_port, Direction::FORWARD);
-    // No hook runs when a kernel socket is closed, so its entries would never be removed.
-    let is_stored = !sock.is_kernel_socket() && {
+    // No hook runs when a kernel socket is closed, so its entries would never be removed. A replaced translation
+    // would take the place of the one that the VIP has now.
+    let is_storable = moved.flags & Origin::REPLACED == 0 && !sock.is_kernel_socket();
+    let is_stored = is_storable && {
         shared::make_room(many, now);
         shared::store(many)
     };

@@ -9,19 +9,16 @@
 use aya_ebpf::programs::SockContext;
 use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason, service::FrontendKey};
 
-use crate::{context::Sock, event_log, maps, older};
+use crate::{
+    context::Sock,
+    event_log, maps,
+    older::{self, Known},
+};
 
 /// A socket's translations. The last one is read only once, when this value is created.
 pub(crate) struct Translations<'a, S> {
     sock: &'a S,
     last: Option<&'static Origin>,
-}
-
-/// A socket's translation of a VIP.
-pub(crate) struct KnownTranslation {
-    pub(crate) origin: Origin,
-    /// The number of its entry in `older_few`, or [`older::NONE`] if it is the last translation.
-    pub(crate) entry: u32,
 }
 
 /// The result of storing a translation.
@@ -62,31 +59,36 @@ impl<'a, S: Sock> Translations<'a, S> {
         Some(older)
     }
 
-    /// Returns the socket's translation of a VIP: either the last translation or an older one.
+    /// Finds the socket's translation of a VIP. Returns [`older::LAST`], the number of an entry in `older_few`, or
+    /// [`older::NONE`].
     #[inline(always)]
-    pub(crate) fn translation_of(&self, key: &FrontendKey, now: u64) -> Option<KnownTranslation> {
-        let last = self.last?;
-        if last.is_for(key) {
-            let (origin, entry) = (*last, older::NONE);
-            return Some(KnownTranslation { origin, entry });
+    pub(crate) fn find(&self, key: &FrontendKey, now: u64) -> u32 {
+        match self.last {
+            Some(last) if last.is_for(key) => older::LAST,
+            Some(last) if last.has_older() => {
+                older::recall(self.sock.context(), &key.address, key.port, now)
+            }
+            Some(_) | None => older::NONE,
         }
-        if !last.has_older() {
-            return None;
+    }
+
+    /// Returns a translation that [`Translations::find`] has found.
+    #[inline(always)]
+    pub(crate) fn found(&self, number: u32) -> Option<&'static Origin> {
+        if number == older::LAST {
+            self.last
+        } else {
+            older::recalled(self.sock.context(), number)
         }
-        let ctx = self.sock.context();
-        let entry = older::recall(ctx, &key.address, key.port, now);
-        let origin = *older::recalled(ctx, entry)?;
-        Some(KnownTranslation { origin, entry })
     }
 
     /// Stores a translation of the socket. If it is a UDP socket, its previous translation moves to the older
-    /// ones. `entry` is the number of the entry in `older_few` that contains the translation already, or
-    /// [`older::NONE`].
+    /// ones. `known` is the translation that the socket has for the same VIP.
     ///
     /// The value in `origin` is replaced, not changed in place, so that the daemon sees either the old
     /// translation or the new one, but never a mixture.
     #[inline(always)]
-    pub(crate) fn store(self, origin: &mut Origin, entry: u32) -> StoreResult {
+    pub(crate) fn store(self, origin: &mut Origin, known: Known) -> StoreResult {
         let Self { sock, last } = self;
         if let Some(last) = last {
             if last.is_same(origin) {
@@ -95,7 +97,10 @@ impl<'a, S: Sock> Translations<'a, S> {
             }
             if origin.protocol == Protocol::UDP {
                 origin.flags |= last.flags & Origin::LASTING_FLAGS;
-                if older::keep_last(sock.context(), entry, origin.last_used) {
+                if known.number == older::LAST {
+                    maps::mark_replaced(last);
+                }
+                if older::keep_last(sock.context(), known, origin.last_used) {
                     origin.flags |= Origin::HAS_OLDER;
                 }
             }

@@ -9,7 +9,8 @@ use tunnel_common::{
 
 use crate::{
     context::{self, ALLOW, DENY, Sock},
-    event_log, maps, older,
+    event_log, maps,
+    older::Known,
     origin::{StoreResult, Translations},
 };
 
@@ -81,7 +82,12 @@ pub(crate) fn refuse<S: Sock>(
     let refusing_port = Port::from_host(1);
     let mut origin = Origin::new(key, loopback, refusing_port);
     origin.last_used = context::now();
-    if Translations::of(sock).store(&mut origin, older::NONE) != StoreResult::Stored {
+    let translations = Translations::of(sock);
+    let known = Known {
+        number: translations.find(key, origin.last_used),
+        is_kept: false,
+    };
+    if translations.store(&mut origin, known) != StoreResult::Stored {
         return DENY;
     }
     sock.set(&loopback, refusing_port);

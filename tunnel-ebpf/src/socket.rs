@@ -15,8 +15,8 @@ use crate::{
     context::{self, ALLOW, DENY, Sock},
     event_log,
     maps::{self, KernelMaps},
-    older,
-    origin::{KnownTranslation, StoreResult, Translations},
+    older::Known,
+    origin::{StoreResult, Translations},
     refusal::{ECONNREFUSED, EHOSTUNREACH, ENOMEM, Refusal, SystemCall, UNSTABLE, refuse},
     steering::{self, SteeringResult},
 };
@@ -115,20 +115,23 @@ fn translate<S: Sock>(
     // Only UDP flows have a timeout, and reading the clock takes time.
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
+    let mut known = Known::NOTHING;
     let kept = if is_udp {
-        kept_translation(sock, &translations, key, record.frontend, now)
+        known.number = translations.find(key, now);
+        let found = translations.found(known.number);
+        found.and_then(|found| kept_translation(sock, found, record.frontend, now))
     } else {
         None
     };
-    let (mut origin, entry, mut reason) = if let Some(kept) = kept {
-        (kept.origin, kept.entry, Reason::TranslatedSticky)
+    known.is_kept = kept.is_some();
+    let (mut origin, mut reason) = if let Some(kept) = kept {
+        (kept, Reason::TranslatedSticky)
     } else {
-        let (origin, reason) = choose(sock, key, record)?;
-        (origin, older::NONE, reason)
+        choose(sock, key, record)?
     };
     origin.last_used = now;
     origin.flags = Origin::COUNTED;
-    match translations.store(&mut origin, entry) {
+    match translations.store(&mut origin, known) {
         StoreResult::Stored => {}
         StoreResult::KernelSocket => reason = Reason::TranslatedKernel,
         StoreResult::NoMemory if is_udp => {
@@ -193,21 +196,20 @@ const fn refusal_of(none: NoChoice) -> Refusal {
     }
 }
 
-/// Returns a UDP flow's stored translation, if the flow may keep its backend.
+/// Returns a copy of a UDP flow's stored translation, if the flow may keep its backend.
 #[inline(always)]
 fn kept_translation<S: Sock>(
     sock: &S,
-    translations: &Translations<'_, S>,
-    key: &FrontendKey,
+    stored: &Origin,
     frontend: &Frontend,
     now: u64,
-) -> Option<KnownTranslation> {
-    let mut kept = translations.translation_of(key, now)?;
+) -> Option<Origin> {
+    let mut kept = *stored;
     // The flow of a connected socket is never idle, because no hook sees most of its datagrams. The kernel would
     // drop the answers of another backend.
-    if sock.is_peer(&kept.origin.backend, kept.origin.backend_port) {
-        kept.origin.last_used = now;
+    if sock.is_peer(&kept.backend, kept.backend_port) {
+        kept.last_used = now;
     }
-    let is_kept = decide::flow_backend(&KernelMaps, frontend, &kept.origin, now).is_some();
+    let is_kept = decide::flow_backend(&KernelMaps, frontend, &kept, now).is_some();
     is_kept.then_some(kept)
 }

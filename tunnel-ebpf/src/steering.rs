@@ -14,7 +14,8 @@ use tunnel_common::{
 
 use crate::{
     context::{self, Sock},
-    event_log, maps, older,
+    event_log, maps,
+    older::Known,
     origin::{StoreResult, Translations},
 };
 
@@ -65,7 +66,8 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
         return SteeringResult::NoRoute;
     }
     let mut origin = Origin::new(key, record.steering_address, record.ingress_port);
-    let reason = if Translations::of(sock).store(&mut origin, older::NONE) == StoreResult::Stored {
+    let reason = if Translations::of(sock).store(&mut origin, Known::NOTHING) == StoreResult::Stored
+    {
         Reason::Steered
     } else {
         Reason::SteeredUntracked

@@ -90,6 +90,32 @@ fn of_several_translations_the_most_recently_used_is_found() {
 }
 
 #[test]
+fn a_replaced_translation_is_found_only_by_its_backend() {
+    let vip = (address(96, 1), Port::from_host(53));
+    let replaced = Origin {
+        flags: Origin::REPLACED,
+        ..translation(1, 9)
+    };
+    let current = Origin {
+        backend: address(1, 2),
+        ..translation(1, 5)
+    };
+    let some = few(&[replaced, current]);
+    assert_eq!(some.find(&vip.0, vip.1, Direction::FORWARD), Some(1));
+    let of_replaced = (replaced.backend, BACKEND_PORT, Direction::REVERSE);
+    let (backend, port, direction) = of_replaced;
+    assert_eq!(some.find(&backend, port, direction), Some(0));
+
+    let mut all = many(0, |_| 0);
+    for (number, origin) in [(0, replaced), (1, current)] {
+        all.entries[number] = origin;
+        all.tags[number] = tags(&origin);
+    }
+    assert_eq!(find(&all, (vip.0, vip.1, Direction::FORWARD)), Some(1));
+    assert_eq!(find(&all, of_replaced), Some(0));
+}
+
+#[test]
 fn the_entry_to_reuse_is_an_unused_one_or_else_the_least_recently_used() {
     let full = [4, 6, 3, 9, 8, 7].map(|last_used| translation(1, last_used));
     let mut with_unused = full;

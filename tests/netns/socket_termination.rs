@@ -219,6 +219,8 @@ fn a_tcp_connection_is_ended_if_the_config_says_so() -> Result<()> {
 #[test]
 fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> {
     let scene = ending("[udp]")?;
+    scene.apply_service(OTHER, "other", &["two"])?;
+    until_backends(&scene.node, "other", 1)?;
     let one = Vip::of_pod(scene.backend("one")?);
     let two = Vip::of_pod(scene.backend("two")?);
     let mut direct = Vec::new();
@@ -235,6 +237,16 @@ fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> 
         let besides = dialer.connect_udp(client.sandbox, two, DNS_TARGET)?;
         besides.send_to(b"who?", dialer.address(WEB, DNS))?;
         direct.push((client, besides, "two"));
+        // Sockets that send to the Service while they are connected directly to the backend.
+        for others in [&[WEB][..], &[WEB, OTHER], &[WEB, OTHER, WEB]] {
+            let both = dialer.connect_udp(client.sandbox, one, DNS_TARGET)?;
+            for vip in others {
+                both.send_to(b"who?", dialer.address(*vip, DNS))?;
+            }
+            let expected = dialer.reported_address(one, DNS_TARGET);
+            ensure_eq("peer", both.peer_addr()?, expected)?;
+            direct.push((client, both, "one"));
+        }
     }
     let witnesses = scene.connect_udp_clients(WEB, "one")?;
 

@@ -35,8 +35,8 @@ const MANY_LEN: usize = MANY as usize;
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct OlderFew {
-    /// The translations. Unused entries are zero. If an older translation leads to the peer that the socket is
-    /// connected to, it is the first entry, where the daemon finds it.
+    /// The translations. Unused entries are zero. If the socket is connected by an older translation
+    /// ([`Origin::CONNECTED`]), it is the first entry, where the daemon finds it.
     pub entries: [Origin; FEW_LEN],
 }
 

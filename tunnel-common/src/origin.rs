@@ -13,7 +13,10 @@ use crate::{
 
 /// The version of [`Origin`]. Open sockets keep their values across upgrades, so a change may use only
 /// reserved fields, and must increment the version.
-pub const ORIGIN_VERSION: u8 = 2;
+pub const ORIGIN_VERSION: u8 = 3;
+
+/// The first version whose programs set [`Origin::CONNECTED`].
+const VERSION_WITH_CONNECTED: u8 = 3;
 
 /// The idle time after which a UDP flow chooses a backend again, in nanoseconds. The same as the conntrack
 /// timeout for flows through kube-proxy (`net.netfilter.nf_conntrack_udp_timeout_stream`).
@@ -43,8 +46,8 @@ pub struct Origin {
     pub protocol: Protocol,
     /// [`ORIGIN_VERSION`].
     pub version: u8,
-    /// A combination of [`Origin::OVERFLOWED`], [`Origin::COUNTED`], [`Origin::HAS_OLDER`] and
-    /// [`Origin::REPLACED`].
+    /// A combination of [`Origin::OVERFLOWED`], [`Origin::COUNTED`], [`Origin::HAS_OLDER`],
+    /// [`Origin::REPLACED`] and [`Origin::CONNECTED`].
     pub flags: u16,
     /// The layout version of the map `reason_counts` that counts the socket as tracked, or 0 if none does. A
     /// newer layout counts from 0, so it must not count the release of a socket that it has not counted.
@@ -66,6 +69,8 @@ impl Origin {
     /// Flag: the socket has chosen another backend for the VIP since. The translation is kept only because this
     /// backend may still answer.
     pub const REPLACED: u16 = 8;
+    /// Flag: the socket's last connect() used this translation. At most one translation of a socket has this flag.
+    pub const CONNECTED: u16 = 16;
     /// The flags that stay with the socket when its translation is replaced.
     pub const LASTING_FLAGS: u16 = Self::OVERFLOWED | Self::HAS_OLDER;
 
@@ -137,6 +142,14 @@ impl Origin {
     #[must_use]
     pub const fn is_live(&self, now: u64) -> bool {
         self.last_used != 0 && now.saturating_sub(self.last_used) < UDP_IDLE_NS
+    }
+
+    /// Returns true if the socket's last connect() used this translation, or may have used it because the value
+    /// was stored before [`Origin::CONNECTED`] existed.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_of_connect(&self) -> bool {
+        self.version < VERSION_WITH_CONNECTED || self.flags & Self::CONNECTED != 0
     }
 
     /// Returns true if two translations lead from the same VIP to the same backend.

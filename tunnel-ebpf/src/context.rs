@@ -23,6 +23,7 @@ use aya_ebpf::{
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     kernel_offsets::OFFSET_COUNT,
+    origin::Origin,
     service::FrontendKey,
 };
 
@@ -214,6 +215,12 @@ pub(crate) trait Sock {
             Address::from_words(v6)
         };
         peer == *address
+    }
+
+    /// Returns true if the socket is connected, and its last connect() used this translation.
+    #[inline(always)]
+    fn is_connected_by(&self, origin: &Origin) -> bool {
+        origin.is_of_connect() && self.is_peer(&origin.backend, origin.backend_port)
     }
 
     /// Returns true if the socket has the mark of the daemon's sockets.

@@ -306,8 +306,8 @@ extern "C" fn count_for_service(service: u32, is_refused: u32) -> u32 {
 pub(crate) fn origin(ctx: &SockAddrContext) -> Option<&'static Origin> {
     // SAFETY: the helper takes the socket in the context.
     let value = unsafe { ORIGIN.get_ptr_mut(ctx) };
-    // SAFETY: the pointer is null, or the value stays mapped until the program ends. Only `touch` changes the
-    // value, and it changes a single word.
+    // SAFETY: the pointer is null, or the value stays mapped until the program ends. Only `touch` and `set_flags`
+    // change the value, each of them a single field.
     unsafe { value.cast_const().as_ref() }
 }
 
@@ -319,12 +319,12 @@ pub(crate) fn touch(origin: &'static Origin, now: u64) {
     unsafe { last_used.write_volatile(now) };
 }
 
-/// Marks the last translation as replaced. The daemon, which may be reading the value, ignores this flag.
+/// Changes the flags of the last translation.
 #[inline(always)]
-pub(crate) fn mark_replaced(origin: &'static Origin) {
-    let flags = (&raw const origin.flags).cast_mut();
+pub(crate) fn set_flags(origin: &'static Origin, flags: u16) {
+    let field = (&raw const origin.flags).cast_mut();
     // SAFETY: as for `touch`. It is one aligned half-word.
-    unsafe { flags.write_volatile(origin.flags | Origin::REPLACED) };
+    unsafe { field.write_volatile(flags) };
 }
 
 /// Stores the last translation of a socket that has none. Returns false if there is no memory.

@@ -102,6 +102,33 @@ pub(crate) fn with_backend<S: Sock>(
     None
 }
 
+/// Returns the older translation that the socket's last connect() used, if it leads to the address in the context.
+#[inline(always)]
+pub(crate) fn of_connect<S: Sock>(sock: &S, last: &Origin) -> Option<&'static Origin> {
+    let (address, port) = (sock.address(), sock.port());
+    if let Some(few) = maps::few(sock.context()) {
+        let [front, ..]: &'static [Origin; _] = &few.entries;
+        if front.last_used != 0 && front.is_of_connect() && front.leads_to(&address, port) {
+            return Some(front);
+        }
+    }
+    if last.flags & Origin::OVERFLOWED == 0 {
+        return None;
+    }
+    let key = OverflowKey::new(sock.cookie(), address, port, Direction::REVERSE);
+    maps::overflow(&key)
+}
+
+/// Clears [`Origin::CONNECTED`] in the older translations, because the socket connects again. Only the first one
+/// can have this flag.
+#[inline(always)]
+pub(crate) fn forget_connect(ctx: &SockAddrContext) {
+    if let Some(few) = maps::few(ctx) {
+        let [front, ..] = &mut few.entries;
+        front.flags &= !Origin::CONNECTED;
+    }
+}
+
 /// Removes all older translations that lead to an address.
 #[inline(always)]
 pub(crate) fn remove(ctx: &SockAddrContext, backend: &Address, port: Port) {
@@ -202,13 +229,12 @@ extern "C" fn least_recent_many(ctx: *mut bpf_sock_addr) -> u32 {
     many.map_or(NONE, |many| many.least_recent(in_register))
 }
 
-/// Returns the number of the first entry in `older_few` that may move: the first entry stays if it leads to the
-/// peer that the socket is connected to.
+/// Returns the number of the first entry in `older_few` that may move: the first entry stays if the socket is
+/// connected to its backend.
 #[inline(always)]
 fn first_movable(ctx: &SockAddrContext, few: &OlderFew) -> u32 {
     let [front, ..] = &few.entries;
-    let is_peer = Sock4::new(ctx).is_peer(&front.backend, front.backend_port);
-    (front.last_used != 0 && is_peer).into()
+    (front.last_used != 0 && Sock4::new(ctx).is_connected_by(front)).into()
 }
 
 /// Finds the older translation of a VIP, and moves it to `older_few` if it is elsewhere.
@@ -273,6 +299,7 @@ fn exchange(ctx: &SockAddrContext, from: u32, to: u32) {
         && let Some(other) = many.entries.get_mut(index)
         && let Some(tag) = many.tags.get_mut(index)
     {
+        one.flags &= !Origin::CONNECTED;
         *tag = tags(one);
         many.scratch.origin.copy_from(one);
         one.copy_from(other);
@@ -307,24 +334,25 @@ extern "C" fn move_last_to_few(ctx: *mut bpf_sock_addr, known: u32, is_kept: u32
     let sock = Sock4::new(&context);
     // The daemon identifies the socket by its cookie, which the kernel creates on demand.
     let _cookie = sock.cookie();
-    // The translation that leads to the peer belongs into the first entry.
-    let is_peer = sock.is_peer(&last.backend, last.backend_port);
-    let first = if is_peer {
+    // The translation by which the socket is connected belongs into the first entry.
+    let is_connected = sock.is_connected_by(last);
+    let first = if is_connected {
         1
     } else {
         first_movable(&context, few)
     };
     let [front, ..] = &few.entries;
-    if !is_peer || front.is_live(now) {
+    if !is_connected || front.is_live(now) {
         let to = least_recent_few(ctx, first);
         move_few_to_many(ctx, to, now);
-        if is_peer {
+        if is_connected {
             copy_within_few(ctx, to);
         } else if let Some(entry) = few.entries.get_mut(in_register(to)) {
             entry.copy_from(last);
+            entry.flags &= !Origin::CONNECTED;
         }
     }
-    if is_peer {
+    if is_connected {
         let [front, ..] = &mut few.entries;
         front.copy_from(last);
     }
@@ -369,6 +397,7 @@ extern "C" fn move_few_to_many(ctx: *mut bpf_sock_addr, from: u32, now: u64) -> 
         && let Some(tag) = many.tags.get_mut(index)
     {
         entry.copy_from(moved);
+        entry.flags &= !Origin::CONNECTED;
         *tag = tags(moved);
         many.used = many.used.max(to.wrapping_add(1));
     }

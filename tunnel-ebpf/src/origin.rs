@@ -13,6 +13,7 @@ use crate::{
     context::Sock,
     event_log, maps,
     older::{self, Known},
+    refusal::SystemCall,
 };
 
 /// A socket's translations. The last one is read only once, when this value is created.
@@ -40,9 +41,10 @@ impl<'a, S: Sock> Translations<'a, S> {
         Self { sock, last }
     }
 
-    /// Replaces the backend's address with the VIP. Returns the translation, if there is one.
+    /// Replaces the address of the backend that has sent a datagram with the VIP. Returns the translation, if there
+    /// is one.
     #[inline(always)]
-    pub(crate) fn restore(&self) -> Option<&'static Origin> {
+    pub(crate) fn restore_sender(&self) -> Option<&'static Origin> {
         let last = self.last?;
         let (address, port) = (self.sock.address(), self.sock.port());
         if last.leads_to(&address, port) {
@@ -57,6 +59,25 @@ impl<'a, S: Sock> Translations<'a, S> {
         self.sock.set(&older.vip, older.vip_port);
         event_log::vip_restored(older);
         Some(older)
+    }
+
+    /// Replaces the address of the backend that the socket is connected to with the VIP, if connect() was called
+    /// with the VIP.
+    #[inline(always)]
+    pub(crate) fn restore_peer(&self) {
+        let Some(last) = self.last else { return };
+        let (address, port) = (self.sock.address(), self.sock.port());
+        let origin = if last.is_of_connect() && last.leads_to(&address, port) {
+            last
+        } else if last.has_older()
+            && let Some(older) = older::of_connect(self.sock, last)
+        {
+            older
+        } else {
+            return;
+        };
+        self.sock.set(&origin.vip, origin.vip_port);
+        event_log::vip_restored(origin);
     }
 
     /// Finds the socket's translation of a VIP. Returns [`older::LAST`], the number of an entry in `older_few`, or
@@ -83,22 +104,30 @@ impl<'a, S: Sock> Translations<'a, S> {
     }
 
     /// Stores a translation of the socket. If it is a UDP socket, its previous translation moves to the older
-    /// ones. `known` is the translation that the socket has for the same VIP.
+    /// ones. `known` is the translation that the socket has for the same VIP. The translation has the flag
+    /// [`Origin::CONNECTED`] if the system call is a connect().
     ///
     /// The value in `origin` is replaced, not changed in place, so that the daemon sees either the old
     /// translation or the new one, but never a mixture.
     #[inline(always)]
-    pub(crate) fn store(self, origin: &mut Origin, known: Known) -> StoreResult {
+    pub(crate) fn store(self, origin: &mut Origin, known: Known, call: SystemCall) -> StoreResult {
         let Self { sock, last } = self;
+        if call == SystemCall::Connect {
+            origin.flags |= Origin::CONNECTED;
+        }
         if let Some(last) = last {
+            if call == SystemCall::Connect {
+                forget_connect(sock, last);
+            }
             if last.is_same(origin) {
+                maps::set_flags(last, last.flags | origin.flags & Origin::CONNECTED);
                 maps::touch(last, origin.last_used);
                 return StoreResult::Stored;
             }
             if origin.protocol == Protocol::UDP {
                 origin.flags |= last.flags & Origin::LASTING_FLAGS;
                 if known.number == older::LAST {
-                    maps::mark_replaced(last);
+                    maps::set_flags(last, last.flags | Origin::REPLACED);
                 }
                 if older::keep_last(sock.context(), known, origin.last_used) {
                     origin.flags |= Origin::HAS_OLDER;
@@ -140,6 +169,7 @@ impl<'a, S: Sock> Translations<'a, S> {
         let Self { sock, last } = self;
         let Some(last) = last else { return };
         let (flags, tracked_by) = (last.flags & Origin::LASTING_FLAGS, last.tracked_by);
+        forget_connect(sock, last);
         if flags != 0 {
             older::remove(sock.context(), &key.address, key.port);
         }
@@ -157,6 +187,15 @@ impl<'a, S: Sock> Translations<'a, S> {
         if tracked_by == Origin::TRACKED {
             maps::count_reason(Reason::SocketReleased);
         }
+    }
+}
+
+/// Clears [`Origin::CONNECTED`] in a socket's translations, because the socket connects again.
+#[inline(always)]
+fn forget_connect<S: Sock>(sock: &S, last: &'static Origin) {
+    maps::set_flags(last, last.flags & !Origin::CONNECTED);
+    if last.has_older() {
+        older::forget_connect(sock.context());
     }
 }
 

@@ -87,7 +87,7 @@ pub(crate) fn refuse<S: Sock>(
         number: translations.find(key, origin.last_used),
         is_kept: false,
     };
-    if translations.store(&mut origin, known) != StoreResult::Stored {
+    if translations.store(&mut origin, known, call) != StoreResult::Stored {
         return DENY;
     }
     sock.set(&loopback, refusing_port);

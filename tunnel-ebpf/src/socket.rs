@@ -29,7 +29,7 @@ pub(crate) fn connect<S: Sock>(sock: &S) -> i32 {
     };
     let refusal = match find_frontend(sock, &key) {
         Lookup::Found(_) if steering::is_daemon_socket(sock) => return ALLOW,
-        Lookup::Found(record) => match translate(sock, Translations::of(sock), &key, record) {
+        Lookup::Found(record) => match translate(sock, SystemCall::Connect, &key, record) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
         },
@@ -75,7 +75,7 @@ pub(crate) fn send<S: Sock>(sock: &S) -> i32 {
     }
     let refusal = match record {
         Some(_) if steering::is_daemon_socket(sock) => return ALLOW,
-        Some(record) => match translate(sock, Translations::of(sock), &key, record) {
+        Some(record) => match translate(sock, SystemCall::Send, &key, record) {
             Ok(()) => return ALLOW,
             Err(refusal) => refusal,
         },
@@ -93,7 +93,7 @@ fn find_frontend<S: Sock>(sock: &S, key: &FrontendKey) -> Lookup<FrontendRecord<
 /// Handles `recvfrom(2)` and `recvmsg(2)` on UDP sockets: replaces the sender's address with the VIP.
 #[inline(always)]
 pub(crate) fn receive<S: Sock>(sock: &S) {
-    if let Some(origin) = Translations::of(sock).restore() {
+    if let Some(origin) = Translations::of(sock).restore_sender() {
         maps::touch(origin, context::now());
     }
 }
@@ -101,17 +101,18 @@ pub(crate) fn receive<S: Sock>(sock: &S) {
 /// Handles `getpeername(2)`: replaces the peer's address with the VIP.
 #[inline(always)]
 pub(crate) fn getpeername<S: Sock>(sock: &S) {
-    Translations::of(sock).restore();
+    Translations::of(sock).restore_peer();
 }
 
 /// Redirects a connection or datagram to a backend.
 #[inline(always)]
 fn translate<S: Sock>(
     sock: &S,
-    translations: Translations<'_, S>,
+    call: SystemCall,
     key: &FrontendKey,
     record: FrontendRecord<'_>,
 ) -> Result<(), Refusal> {
+    let translations = Translations::of(sock);
     // Only UDP flows have a timeout, and reading the clock takes time.
     let is_udp = key.protocol == Protocol::UDP;
     let now = if is_udp { context::now() } else { 0 };
@@ -130,8 +131,9 @@ fn translate<S: Sock>(
         choose(sock, key, record)?
     };
     origin.last_used = now;
-    origin.flags = Origin::COUNTED;
-    match translations.store(&mut origin, known) {
+    // A new translation has no flags.
+    origin.flags = origin.flags & Origin::CONNECTED | Origin::COUNTED;
+    match translations.store(&mut origin, known, call) {
         StoreResult::Stored => {}
         StoreResult::KernelSocket => reason = Reason::TranslatedKernel,
         StoreResult::NoMemory if is_udp => {
@@ -207,7 +209,7 @@ fn kept_translation<S: Sock>(
     let mut kept = *stored;
     // The flow of a connected socket is never idle, because no hook sees most of its datagrams. The kernel would
     // drop the answers of another backend.
-    if sock.is_peer(&kept.backend, kept.backend_port) {
+    if sock.is_connected_by(&kept) {
         kept.last_used = now;
     }
     let is_kept = decide::flow_backend(&KernelMaps, frontend, &kept, now).is_some();

@@ -17,6 +17,7 @@ use crate::{
     event_log, maps,
     older::Known,
     origin::{StoreResult, Translations},
+    refusal::SystemCall,
 };
 
 /// The result of [`redirect`].
@@ -66,7 +67,8 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
         return SteeringResult::NoRoute;
     }
     let mut origin = Origin::new(key, record.steering_address, record.ingress_port);
-    let reason = if Translations::of(sock).store(&mut origin, Known::NOTHING) == StoreResult::Stored
+    let reason = if Translations::of(sock).store(&mut origin, Known::NOTHING, SystemCall::Connect)
+        == StoreResult::Stored
     {
         Reason::Steered
     } else {

@@ -61,8 +61,8 @@ pub trait TranslationMaps: Send + Sync {
     /// Returns an error if the map can't be read.
     fn owner(&self, front: &FrontendKey) -> io::Result<Option<u32>>;
 
-    /// Calls `visit` for every socket that has older translations, with the first of them. If one of the older
-    /// translations leads to the peer that the socket is connected to, it is the first.
+    /// Calls `visit` for every socket that has older translations, with the first of them. If the socket is
+    /// connected by one of them, it is the first.
     ///
     /// # Errors
     ///
@@ -112,6 +112,9 @@ impl<'a, M: TranslationMaps> SuspectFilter<'a, M> {
         if origin.has_older() {
             return Ok(true);
         }
+        if !origin.is_of_connect() {
+            return Ok(false);
+        }
         let backend = match self.backends.get(&origin.index) {
             Some(known) => *known,
             None => {
@@ -135,8 +138,7 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
     }
 
     /// Returns true if a connected socket is stale, that is, if its backend no longer serves its Service. A
-    /// socket that has no translation to its peer is never stale, since its translations come from
-    /// unconnected sends.
+    /// socket that connected to its peer's own address is never stale, even if it also sends to the Service.
     pub(super) fn is_stale(&self, socket: &ListedSocket, newest: &Origin) -> io::Result<bool> {
         let Some(origin) = self.translation(socket, newest)? else {
             return Ok(false);
@@ -185,15 +187,16 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
         Ok(self.serving.get_or_init(|| serving).contains(&key))
     }
 
-    /// Returns the translation that leads to a connected socket's peer, if there is one.
+    /// Returns the translation by which a socket was connected to its peer, if there is one.
     fn translation(&self, socket: &ListedSocket, newest: &Origin) -> io::Result<Option<Origin>> {
         let (address, port) = socket.peer();
-        if newest.leads_to(&address, port) {
+        let is_wanted = |origin: &Origin| origin.is_of_connect() && origin.leads_to(&address, port);
+        if is_wanted(newest) {
             return Ok(Some(*newest));
         }
         if newest.flags & Origin::HAS_OLDER != 0
             && let Some(older) = self.older_translation(socket.cookie())?
-            && older.leads_to(&address, port)
+            && is_wanted(&older)
         {
             return Ok(Some(older));
         }

@@ -43,6 +43,7 @@ impl Case {
             // Only UDP sockets store the backend's state.
             state: (protocol == UDP).then(first).unwrap_or_default(),
             service: 3,
+            flags: Origin::CONNECTED,
             ..Origin::new(&front, to, PORT)
         };
         let mut case = Self {
@@ -273,6 +274,34 @@ fn a_socket_that_sent_to_another_cluster_ip_goes_with_the_backend_it_is_connecte
             }
         });
     }
+}
+
+#[test]
+fn a_socket_that_connected_to_the_backend_itself_stays_although_it_sends_to_the_cluster_ip() {
+    assert_not_stale("the translation comes from a datagram", UDP, |case| {
+        remove_backend(case);
+        case.origin.flags = 0;
+    });
+    assert_not_stale("an older one, too", UDP, |case| {
+        remove_backend(case);
+        case.origin.flags = 0;
+        case.older = Some(case.origin);
+        case.origin.flags = Origin::HAS_OLDER;
+    });
+    assert_stale("the older one comes from connect()", UDP, |case| {
+        remove_backend(case);
+        case.older = Some(case.origin);
+        case.origin.flags = Origin::HAS_OLDER;
+    });
+    assert_stale(
+        "a program stored it that did not distinguish",
+        UDP,
+        |case| {
+            remove_backend(case);
+            case.origin.flags = 0;
+            case.origin.version = 2;
+        },
+    );
 }
 
 #[test]

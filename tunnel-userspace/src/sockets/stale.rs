@@ -213,10 +213,24 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
     }
 
     /// Returns the first older translation of a connected socket.
+    ///
+    /// A program may change the entry while the kernel copies it for the daemon, so that the copy is a mixture of
+    /// two translations. All entries are therefore read twice, and those that differ are left out.
     fn older_translation(&self, cookie: u64) -> io::Result<Option<Origin>> {
         if let Some(older) = self.older.get() {
             return Ok(older.get(&cookie).copied());
         }
+        let mut older = self.read_older_translations()?;
+        let again = self.read_older_translations()?;
+        let is_unchanged = |cookie: &u64, origin: &Origin| {
+            let again = again.get(cookie);
+            again.is_some_and(|again| again.is_same(origin) && again.service == origin.service)
+        };
+        older.retain(|cookie, origin| is_unchanged(cookie, origin));
+        Ok(self.older.get_or_init(|| older).get(&cookie).copied())
+    }
+
+    fn read_older_translations(&self) -> io::Result<HashMap<u64, Origin>> {
         let mut older = HashMap::new();
         self.maps.older_translations(&mut |socket| {
             if is_connected(Protocol::UDP, socket.state) {
@@ -224,7 +238,7 @@ impl<'a, M: TranslationMaps> StaleSearch<'a, M> {
             }
             Ok(())
         })?;
-        Ok(self.older.get_or_init(|| older).get(&cookie).copied())
+        Ok(older)
     }
 }
 
@@ -238,8 +252,13 @@ fn serves(backend: &Backend, origin: &Origin) -> bool {
 }
 
 /// Returns true if a UDP socket's backend has been removed and its index has not been reused yet.
+///
+/// The address is compared in case a program was preempted while it changed an older translation. The index and
+/// state may then belong to another translation than the address.
 fn has_left(backend: &Backend, origin: &Origin) -> bool {
-    origin.protocol == Protocol::UDP && select::is_removed(origin, backend.state)
+    origin.protocol == Protocol::UDP
+        && select::is_removed(origin, backend.state)
+        && origin.leads_to(&backend.address, backend.port)
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use tunnel_common::service::Membership;
 
@@ -29,6 +32,9 @@ struct Case {
     owner: Option<u32>,
     /// The first older translation, and the entry in the map of layout 7.
     older: Option<Origin>,
+    /// A mixture of translations, which the first reader of the older translations gets.
+    mixture: Option<Origin>,
+    is_mixture_read: AtomicBool,
     overflow: Option<(OverflowKey, Origin)>,
 }
 
@@ -54,6 +60,8 @@ impl Case {
             front,
             owner: Some(3),
             older: None,
+            mixture: None,
+            is_mixture_read: AtomicBool::new(false),
             overflow: None,
         };
         case.put(INDEX, 3);
@@ -122,7 +130,9 @@ impl TranslationMaps for Case {
         &self,
         visit: &mut dyn FnMut(TranslatedSocket) -> io::Result<()>,
     ) -> io::Result<()> {
-        self.older.map_or(Ok(()), |origin| {
+        let is_first = !self.is_mixture_read.swap(true, Ordering::Relaxed);
+        let older = self.mixture.filter(|_| is_first).or(self.older);
+        older.map_or(Ok(()), |origin| {
             let state = ESTABLISHED;
             visit(TranslatedSocket {
                 origin,
@@ -302,6 +312,33 @@ fn a_socket_that_connected_to_the_backend_itself_stays_although_it_sends_to_the_
             case.origin.version = 2;
         },
     );
+}
+
+#[test]
+fn a_mixture_of_two_older_translations_ends_no_socket() {
+    /// Stores an older translation to another backend, which is removed, and returns the mixture of this
+    /// translation and the one to the socket's backend.
+    fn mix(case: &mut Case) -> Origin {
+        case.put(INDEX + 1, 3);
+        let elsewhere = case.elsewhere;
+        let removed = case.backend_at(INDEX + 1);
+        (removed.address, removed.state) = (elsewhere, first().removed());
+        case.older = Some(case.origin);
+        case.origin.flags = Origin::HAS_OLDER;
+        case.origin.backend = elsewhere;
+        Origin {
+            index: INDEX + 1,
+            ..case.older.expect("it was stored")
+        }
+    }
+    assert_not_stale("a program has not finished yet", UDP, |case| {
+        case.older = Some(mix(case));
+    });
+    assert_not_stale("the VIP is another's", UDP, |case| {
+        let mut mixture = mix(case);
+        mixture.vip = case.elsewhere;
+        case.mixture = Some(mixture);
+    });
 }
 
 #[test]

@@ -1,22 +1,30 @@
 //! Tests the backend that is stored with each UDP socket, and sockets for which there is no memory to store
 //! one.
 
-use std::{collections::BTreeSet, net::UdpSocket};
+use std::{collections::BTreeSet, net::UdpSocket, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use nix::errno::Errno;
+use aya::maps::{Map, MapData, SkStorage};
+use nix::{errno::Errno, time::ClockId};
+use tunnel_common::{
+    older::OlderFew,
+    origin::{Origin, UDP_IDLE_NS},
+    table,
+};
 use tunnel_tests::{
     feature::{self, Feature},
     manifest::{Protocol, Service},
+    sandbox::RESPONSE_TIMEOUT,
     shared_fixture::SharedFixture,
-    test_name,
+    test_name, wait,
 };
 
 use crate::{
-    fixture::{Scene, WEB},
+    fixture::{OTHER, Scene, WEB},
     support::{
         DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, count_during, ensure_eq, errno,
-        http_server_name, query, query_to, receive, run, until_backends, until_each_has,
+        http_server_name, maps_directory, query, query_to, receive, run, until_backends,
+        until_each_has,
     },
 };
 
@@ -131,6 +139,68 @@ fn late_answers_of_a_removed_backend_do_not_change_the_backend_of_a_socket() -> 
         };
         check().with_context(|| client.to_string())?;
     }
+    scene.give_back()
+}
+
+/// Changes all values of a socket in a pinned map so that each translation was last used at `time`.
+fn set_last_used<const SIZE: usize>(
+    scene: &Scene,
+    map: &table::Map,
+    socket: &UdpSocket,
+    time: u64,
+) -> Result<()> {
+    let pin = scene.node.bpffs().join(maps_directory("")).join(map.name);
+    let mut map = SkStorage::<_, [u8; SIZE]>::try_from(Map::SkStorage(MapData::from_pin(pin)?))?;
+    let mut value = map.get(socket, 0)?;
+    for origin in value.chunks_exact_mut(size_of::<Origin>()) {
+        origin[..8].copy_from_slice(&time.to_ne_bytes());
+    }
+    Ok(map.insert(socket, value, 0)?)
+}
+
+#[test]
+fn the_flow_of_a_connected_socket_is_never_idle() -> Result<()> {
+    const TWO_MINUTES_AGO: &str = "the machine has run for two minutes";
+    const ORIGIN_SIZE: usize = size_of::<Origin>();
+    const FEW_SIZE: usize = size_of::<OlderFew>();
+    let now = || ClockId::CLOCK_MONOTONIC.now().map(Duration::from);
+    let idle = Duration::from_nanos(UDP_IDLE_NS);
+    wait::until(2 * idle, || now().is_ok_and(|now| now > idle)).context(TWO_MINUTES_AGO)?;
+    let long_ago = u64::try_from((now()? - idle).as_nanos())?;
+    let scene = SCENE.lease()?;
+    scene.program(OTHER.service("other").backends(scene.addresses(&["one"])?))?;
+
+    scene.for_each_client(&Dialer::UDP, |sandbox, dialer| {
+        let to = dialer.address(WEB, DNS);
+        let expect_kept = |socket: &UdpSocket, is_kept: bool| -> Result<()> {
+            let reasons = ["translated_sticky", "translated"];
+            let (_, increases) =
+                count_during(&scene.node, &reasons, || Ok(socket.send_to(b"who?", to)?))?;
+            let expected = vec![u64::from(is_kept), u64::from(!is_kept)];
+            ensure_eq("kept, chosen again", increases, expected)
+        };
+        let unconnected = dialer.udp_socket(sandbox)?;
+        query_to(&unconnected, to)?;
+        set_last_used::<ORIGIN_SIZE>(&scene, &table::ORIGIN, &unconnected, long_ago)?;
+        expect_kept(&unconnected, false)?;
+
+        // For a v4-mapped socket, the send hook runs for each send(), too.
+        let connected = dialer.connect_udp(sandbox, WEB, DNS)?;
+        let server = query(&connected)?;
+        set_last_used::<ORIGIN_SIZE>(&scene, &table::ORIGIN, &connected, long_ago)?;
+        expect_kept(&connected, true)?;
+        ensure_eq("server", receive(&connected)?.0, &*server)?;
+
+        // The translation to the peer is in `older_few`.
+        connected.send_to(b"who?", dialer.address(OTHER, DNS))?;
+        set_last_used::<FEW_SIZE>(&scene, &table::OLDER_FEW, &connected, long_ago)?;
+        expect_kept(&connected, true)?;
+        let others = &connected;
+        wait::until(RESPONSE_TIMEOUT, || {
+            receive(others).is_ok_and(|(name, _)| name == server)
+        })?;
+        ensure_eq("server", query(&connected)?, server)
+    })?;
     scene.give_back()
 }
 

@@ -12,23 +12,25 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map, MapData};
+use nix::errno::Errno;
 use socket2::{Domain, Type};
 use tunnel_common::{
     origin::{Direction, OverflowKey},
     table::{MapSizes, OLDER_SHARED},
 };
 use tunnel_tests::{
+    feature::{self, Feature},
     load_scale::LoadScale,
     manifest::{Protocol, Service},
     sandbox::Sandbox,
-    wait,
+    test_name, wait,
 };
 
 use crate::{
     fixture::Scene,
     support::{
-        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, Vip, count_during, ensure_eq, maps_directory,
-        receive, until_backends,
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, Vip, count_during, ensure_eq, errno,
+        maps_directory, receive, until_backends,
     },
 };
 
@@ -384,6 +386,28 @@ fn a_socket_that_uses_too_many_addresses_loses_only_its_own_translations() -> Re
         }
     }
     drop(sockets);
+    ensure_eq("after the close", shared_translations(&scene)?, 0)
+}
+
+#[test]
+fn a_socket_that_loses_its_last_translation_leaves_nothing_in_the_shared_map() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::OwnOptmem])? {
+        return Ok(());
+    }
+    let scene = start()?;
+    let dialer = Dialer::V4;
+    let socket = socket_of(&scene.client, dialer)?;
+    for port in FIRST_PORT..FIRST_PORT + PEER_PORTS {
+        ask(&socket, dialer.address(PEERS, port))?;
+    }
+    scene.client.sysctl("net.core.optmem_max", "1")?;
+
+    // The translation is removed from `origin`, but there is no memory for the next one.
+    let sent = socket.send_to(b"who?", dialer.address(PEERS, FIRST_PORT));
+    ensure_eq("error", errno(sent), Errno::ENOMEM)?;
+    ensure!(shared_translations(&scene)? > 0);
+
+    drop(socket);
     ensure_eq("after the close", shared_translations(&scene)?, 0)
 }
 

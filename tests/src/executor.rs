@@ -44,6 +44,10 @@ pub struct SandboxSpec {
     /// gets a new network namespace.
     #[arg(long)]
     pub network_of: Option<u32>,
+    /// The ID of the user who creates the new network namespace, in a user namespace of their own. By default,
+    /// root creates it.
+    #[arg(long)]
+    pub user: Option<u32>,
     /// The path of the sandbox's cgroup, which must exist.
     #[arg(long)]
     pub cgroup: PathBuf,
@@ -80,6 +84,9 @@ impl Executor {
         command.arg("executor").arg("--cgroup").arg(&spec.cgroup);
         if let Some(pid) = spec.network_of {
             command.arg("--network-of").arg(pid.to_string());
+        }
+        if let Some(user) = spec.user {
+            command.arg("--user").arg(user.to_string());
         }
         if let Some(directory) = &spec.bpffs {
             command.arg("--bpffs").arg(directory);

@@ -135,9 +135,16 @@ impl NodeNetwork {
         cgroup::create(&cgroup)?;
         Sandbox::new(&SandboxSpec {
             network_of: Some(other.pid()),
+            user: None,
             cgroup,
             bpffs,
         })
+    }
+
+    /// Creates a sandbox in the instance's cgroup. An unprivileged user owns its network namespace, which has no
+    /// links except loopback, and is root in its user namespace.
+    pub fn create_in_user_namespace(&self, name: &str, user: u32) -> Result<Sandbox> {
+        Sandbox::in_user_namespace(self.instance_cgroup().join(name), user)
     }
 
     /// Creates a sandbox with a new network namespace, which has no links yet. Its cgroup is outside the

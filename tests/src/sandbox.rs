@@ -53,6 +53,7 @@ impl Sandbox {
         cgroup::create(&cgroup)?;
         let sandbox = Self::new(&SandboxSpec {
             network_of: None,
+            user: None,
             cgroup,
             bpffs,
         })?;
@@ -60,6 +61,17 @@ impl Sandbox {
             sandbox.sysctl(name, value)?;
         }
         Ok(sandbox)
+    }
+
+    /// Creates a sandbox whose network namespace an unprivileged user has created in a user namespace.
+    pub fn in_user_namespace(cgroup: PathBuf, user: u32) -> Result<Self> {
+        cgroup::create(&cgroup)?;
+        Self::new(&SandboxSpec {
+            network_of: None,
+            user: Some(user),
+            cgroup,
+            bpffs: None,
+        })
     }
 
     /// Returns the executor's process ID, for use with `nsenter -t` or in `/proc/<pid>/root`.

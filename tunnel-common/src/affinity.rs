@@ -11,7 +11,7 @@ use crate::{
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// A client of a Service: an IP address, or a network namespace.
+/// A client of a Service: an IP address, a network namespace, or a user.
 ///
 /// A socket that is not bound to an address has none yet when it connects. Its client is then the address of
 /// the socket's network namespace, or the namespace itself if that address can't be read. All sockets in a
@@ -19,9 +19,9 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Client {
-    /// The client's address. For a network namespace, the last two words hold its cookie.
+    /// The client's address. For a network namespace, the last two words hold its cookie; for a user, its id.
     address: Address,
-    /// [`Client::ADDRESS`], or 1 for a network namespace.
+    /// [`Client::ADDRESS`], 1 for a network namespace, or 2 for a user.
     kind: u32,
 }
 
@@ -29,6 +29,7 @@ impl Client {
     /// The kind of a client that is identified by its address.
     pub const ADDRESS: u32 = 0;
     const NAMESPACE: u32 = 1;
+    const USER: u32 = 2;
 
     /// Returns the client identified by an address.
     #[inline(always)]
@@ -43,15 +44,28 @@ impl Client {
     /// Returns the client identified by the cookie of its network namespace.
     #[inline(always)]
     #[must_use]
+    pub const fn of_namespace(cookie: u64) -> Self {
+        Self::of_number(cookie, Self::NAMESPACE)
+    }
+
+    /// Returns the client identified by the id of a user: all network namespaces that belong to user namespaces of
+    /// this user.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_user(id: u64) -> Self {
+        Self::of_number(id, Self::USER)
+    }
+
+    #[inline(always)]
     #[expect(
         clippy::cast_possible_truncation,
         clippy::as_conversions,
-        reason = "the two halves of the cookie"
+        reason = "the two halves of the number"
     )]
-    pub const fn of_namespace(cookie: u64) -> Self {
+    const fn of_number(number: u64, kind: u32) -> Self {
         Self {
-            address: Address::from_words([0, 0, (cookie >> 32) as u32, cookie as u32]),
-            kind: Self::NAMESPACE,
+            address: Address::from_words([0, 0, (number >> 32) as u32, number as u32]),
+            kind,
         }
     }
 
@@ -149,6 +163,7 @@ mod tests {
             Client::of_address(Address::from_ip([10, 1, 2, 3].into())),
             Client::of_address(Address::LOOPBACK_V6),
             Client::of_namespace(0x0123_4567_89ab_cdef),
+            Client::of_user(1000),
         ] {
             let (kind, halves) = client.parts();
 
@@ -189,13 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn the_client_of_a_namespace_never_equals_that_of_an_address() {
+    fn the_client_of_a_namespace_never_equals_that_of_an_address_or_a_user() {
         let cookie = 0xffff_0a00_0001;
         let client = Client::of_namespace(cookie);
         let words = client.words();
         let address = Address::from_words([words[0], words[1], words[2], words[3]]);
 
-        assert_ne!(Client::of_namespace(cookie), Client::of_address(address));
+        assert_ne!(client, Client::of_address(address));
+        assert_ne!(client, Client::of_user(cookie));
         assert_ne!(
             Client::of_namespace(1),
             Client::of_namespace(1 << 32),

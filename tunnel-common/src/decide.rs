@@ -147,7 +147,7 @@ pub fn choose_backend<T: Maps + ?Sized>(
     if frontend.source_ranges.len != 0 {
         check_client(maps, context, frontend, identity)?;
     }
-    choose(maps, record, traffic, identity.client)
+    choose(maps, context, record, traffic, identity.client)
 }
 
 /// Returns true if the choice of a backend depends on the client.
@@ -190,6 +190,7 @@ fn check_client<T: Maps + ?Sized>(
 #[inline(always)]
 fn choose<T: Maps + ?Sized>(
     maps: &T,
+    context: &impl ClientContext,
     record: FrontendRecord<'_>,
     traffic: Traffic,
     client: ClientScalars,
@@ -204,6 +205,7 @@ fn choose<T: Maps + ?Sized>(
         });
     }
     if frontend.affinity_timeout != 0 {
+        let client = context.affinity_client(client);
         let choice = maps.choose_by_affinity(record, traffic, client);
         let AffinityChoice { index, is_stored } = choice.ok_or(NoChoice::InvalidRecord)?;
         let reason = if is_stored {

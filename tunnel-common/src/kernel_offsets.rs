@@ -1,5 +1,6 @@
 //! The fields of kernel structures that programs follow to predict a socket's source address: from the socket
-//! to its network namespace, then to the devices in that namespace, and then to their addresses.
+//! to its network namespace, then to the devices in that namespace, and then to their addresses. The
+//! last fields lead to the owner of the network namespace.
 //!
 //! The daemon reads the byte offsets of these fields from the kernel's BTF, and passes them to the programs
 //! as an array at load time. The constants in this module are indices into that array.
@@ -30,9 +31,20 @@ pub const V6_ADDRESSES: usize = 10;
 pub const V6_LIST: usize = 11;
 /// `inet6_ifaddr.addr`: the IPv6 address itself.
 pub const V6_ADDRESS: usize = 12;
+/// `net.user_ns`: the user namespace that owns the network namespace.
+pub const NET_OWNER: usize = 13;
+/// `user_namespace.level`: how many user namespaces the user namespace is nested in. The initial one has level 0.
+pub const OWNER_LEVEL: usize = 14;
+/// `user_namespace.parent`: the user namespace in which the user namespace was created.
+pub const OWNER_PARENT: usize = 15;
+/// `user_namespace.owner`: the user who created the user namespace.
+pub const OWNER_USER: usize = 16;
 
 /// The number of offsets above.
-pub const OFFSET_COUNT: usize = 13;
+pub const OFFSET_COUNT: usize = 17;
+
+/// The maximum level of a user namespace (`create_user_ns` in the kernel's `kernel/user_namespace.c`).
+pub const MAX_OWNER_LEVEL: u32 = 33;
 
 /// Device flag: the device is up (`include/uapi/linux/if.h`).
 pub const IFF_UP: u32 = 1;

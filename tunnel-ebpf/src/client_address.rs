@@ -1,7 +1,9 @@
 //! Finds a socket's client address: the address that the socket is bound to, or the one that it will get.
 //!
 //! A process can bind a socket to any loopback address and, with IP_FREEBIND, to addresses that its network
-//! namespace does not have. Such addresses do not identify a client.
+//! namespace does not have. Such addresses do not identify a client. In a user namespace of its own, a process can
+//! give any number of addresses to any number of network namespaces. Session affinity therefore identifies them by
+//! the user.
 #![expect(unsafe_code, reason = "global functions need `no_mangle`")]
 
 use tunnel_common::{
@@ -9,9 +11,9 @@ use tunnel_common::{
     affinity::Client,
     decide::{ClientContext, ClientScalars, Identity},
     kernel_offsets::{
-        DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, IFF_LOOPBACK, IFF_UP, NET_DEVICES,
-        RT_SCOPE_LINK, SOCK_NET, V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES,
-        V6_LIST,
+        DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, IFF_LOOPBACK, IFF_UP, MAX_OWNER_LEVEL,
+        NET_DEVICES, NET_OWNER, OWNER_LEVEL, OWNER_PARENT, OWNER_USER, RT_SCOPE_LINK, SOCK_NET,
+        V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
     },
 };
 
@@ -27,6 +29,12 @@ const DEVICES: u32 = 16;
 /// The maximum number of addresses to scan on each device.
 const ADDRESSES: u32 = 8;
 
+/// The owner of a network namespace: the initial user namespace.
+const INITIAL: u64 = u64::MAX;
+
+/// The owner of a network namespace: a user namespace that root created in the initial one.
+const ROOT: u64 = u64::MAX - 1;
+
 /// The byte offset of `prev` in `struct list_head`.
 const PREVIOUS: usize = size_of::<usize>();
 
@@ -37,6 +45,17 @@ impl<S: Sock> ClientContext for HookSocket<'_, S> {
     #[inline(always)]
     fn client(&self, is_v4: bool) -> Identity {
         client_of(self.0, is_v4)
+    }
+
+    #[inline(always)]
+    fn affinity_client(&self, client: ClientScalars) -> ClientScalars {
+        let Self(sock) = self;
+        let owner = namespace_of(*sock).map_or(INITIAL, |socket| owner_of_namespace(socket));
+        match owner {
+            INITIAL => client,
+            ROOT => ClientScalars::new(&Client::of_namespace(sock.namespace())),
+            user => ClientScalars::new(&Client::of_user(user)),
+        }
     }
 
     #[inline(always)]
@@ -77,6 +96,36 @@ fn namespace_of<S: Sock>(sock: &S) -> Option<usize> {
         return None;
     }
     context::address_of_socket(sock.context())
+}
+
+/// Returns the owner of a socket's network namespace: [`INITIAL`], [`ROOT`], or the id of a user. A global function,
+/// for the same reason as [`first_v4`].
+///
+/// If user namespaces are nested, this is the user who created the outermost one, because a user can be mapped to
+/// many others in it.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn owner_of_namespace(socket: usize) -> u64 {
+    let user = || {
+        let net: usize = read_kernel(socket + kernel_offset::<SOCK_NET>())?;
+        let mut owner: usize = read_kernel(net + kernel_offset::<NET_OWNER>())?;
+        let level: u32 = read_kernel(owner + kernel_offset::<OWNER_LEVEL>())?;
+        if level == 0 {
+            return Some(INITIAL);
+        }
+        // MAX_OWNER_LEVEL bounds the loop, as the verifier requires.
+        for outer in 1..MAX_OWNER_LEVEL {
+            if outer >= level {
+                break;
+            }
+            owner = read_kernel(owner + kernel_offset::<OWNER_PARENT>())?;
+        }
+        let user: u32 = read_kernel(owner + kernel_offset::<OWNER_USER>())?;
+        // Container runtimes create user namespaces as root. Nested ones are not theirs.
+        let is_of_runtime = user == 0 && level == 1;
+        Some(if is_of_runtime { ROOT } else { user.into() })
+    };
+    user().unwrap_or(ROOT)
 }
 
 /// Returns a socket's source address, if it is set and the socket's network namespace has it.

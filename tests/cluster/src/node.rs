@@ -251,6 +251,7 @@ impl Node {
             .with_context(|| format!("the pod {name} has no process on {}", self.name))?;
         Sandbox::new(&SandboxSpec {
             network_of: Some(pid),
+            user: None,
             cgroup,
             bpffs: None,
         })

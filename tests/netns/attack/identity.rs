@@ -1,4 +1,5 @@
-//! Sockets that are bound to addresses that their pod does not have.
+//! Sockets that are bound to addresses that their pod does not have, and network namespaces of unprivileged users
+//! with many addresses.
 
 use std::{
     io::{self, IoSlice},
@@ -29,6 +30,10 @@ use crate::{
 const CLIENTS: u32 = 256;
 /// The number of addresses that the attacker binds sockets to.
 const FORGED: u16 = 2000;
+/// The number of addresses that the attacker gives to a network namespace, one after another.
+const MANY: usize = 1000;
+/// The user who attacks.
+const UNPRIVILEGED: u32 = 65_534;
 
 /// Creates a socket in a sandbox that is bound to any address.
 fn bound(sandbox: &Sandbox, kind: Type, address: IpAddr) -> io::Result<Socket> {
@@ -155,8 +160,8 @@ fn forged(family: Family) -> impl Iterator<Item = IpAddr> {
     })
 }
 
-#[test]
-fn forged_addresses_do_not_evict_the_affinity_of_others() -> Result<()> {
+/// Starts a node with a small affinity map, and with a Service that has session affinity.
+fn start_with_affinity() -> Result<Scene> {
     let scene = Scene::with(&["one", "two", "three"], |settings| {
         settings.maps = MapSizes {
             affinity: CLIENTS,
@@ -168,25 +173,84 @@ fn forged_addresses_do_not_evict_the_affinity_of_others() -> Result<()> {
     let service = WEB.service("web").spec("sessionAffinity: ClientIP");
     node.apply(service.backends(scene.all_addresses()))?;
     until_backends(node, "web", 3)?;
-    let attacker = node.pod("attacker")?;
+    Ok(scene)
+}
 
+/// Dials the Service as another client while `attack` connects many sockets to the given address. The client must keep
+/// its backend.
+fn expect_affinity_during(
+    scene: &Scene,
+    attack: impl Fn(Dialer, SocketAddr) -> Result<()>,
+) -> Result<()> {
+    let victim = &scene.client;
     for dialer in [Dialer::V4, Dialer::V6] {
-        let victim = &scene.client;
         let first = dialer.dial(victim, WEB, HTTP)?;
         let to = dialer.address(WEB, DNS);
-        for address in forged(dialer.family()) {
-            // Sends nothing, so that the servers' replies do not fill the node's neighbour table.
-            let socket = bound(&attacker, Type::DGRAM, address)?;
-            let _no_route = socket.connect(&to.into());
-        }
+        attack(dialer, to)?;
 
-        let ((), increases) = count_during(node, &["translated_affinity", "translated"], || {
+        let reasons = ["translated_affinity", "translated"];
+        let ((), increases) = count_during(&scene.node, &reasons, || {
             (0..12).try_for_each(|_| dialer.expect_served(victim, WEB, HTTP, &first))
         })?;
         ensure_eq("with affinity, without", increases, vec![12, 0])?;
         let socket = dialer.udp_socket(victim)?;
         let (server, _) = query_to(&socket, to)?;
         ensure!(!server.is_empty());
+    }
+    Ok(())
+}
+
+#[test]
+fn forged_addresses_do_not_evict_the_affinity_of_others() -> Result<()> {
+    let scene = start_with_affinity()?;
+    let attacker = scene.node.pod("attacker")?;
+    expect_affinity_during(&scene, |dialer, to| {
+        for address in forged(dialer.family()) {
+            // Sends nothing, so that the servers' replies do not fill the node's neighbour table.
+            let socket = bound(&attacker, Type::DGRAM, address)?;
+            let _no_route = socket.connect(&to.into());
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn addresses_in_a_user_namespace_do_not_evict_the_affinity_of_others() -> Result<()> {
+    let scene = start_with_affinity()?;
+    let network = scene.node.network();
+    let attacker = network.create_in_user_namespace("attacker", UNPRIVILEGED)?;
+    attacker.ip("link set lo up")?;
+    expect_affinity_during(&scene, |dialer, to| {
+        let length = if to.is_ipv4() { 32 } else { 128 };
+        let others = forged(dialer.family()).filter(|address| !address.is_loopback());
+        for address in others.take(MANY) {
+            let prefix = format!("{address}/{length}");
+            attacker.ip(&format!("addr add {prefix} dev lo nodad"))?;
+            let socket = bound(&attacker, Type::DGRAM, address)?;
+            let _no_route = socket.connect(&to.into());
+            attacker.ip(&format!("addr del {prefix} dev lo"))?;
+        }
+        Ok(())
+    })?;
+
+    // All network namespaces of a user are one client. Those that root creates, as container runtimes do, are one
+    // client each.
+    let connect = |sandbox: &Sandbox| -> Result<()> {
+        sandbox.ip("link set lo up")?;
+        let socket = sandbox.socket(Domain::IPV4, Type::DGRAM)?;
+        let _no_route = socket.connect(&Dialer::V4.address(WEB, DNS).into());
+        Ok(())
+    };
+    for (user, expected) in [(UNPRIVILEGED, [2, 0]), (0, [0, 2])] {
+        let create = |name| network.create_in_user_namespace(&format!("{name}-{user}"), user);
+        let sandboxes = [create("one")?, create("two")?];
+        let reasons = ["translated_affinity", "translated"];
+        for expected in [expected, [2, 0]] {
+            let ((), increases) = count_during(&scene.node, &reasons, || {
+                sandboxes.iter().try_for_each(connect)
+            })?;
+            ensure_eq("with affinity, without", increases, expected.to_vec())?;
+        }
     }
     Ok(())
 }

@@ -15,8 +15,11 @@ use anyhow::{Context as _, Result};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
-    sys::signal::{Signal, kill},
-    unistd::{Pid, Uid, geteuid, seteuid},
+    sys::{
+        prctl::set_dumpable,
+        signal::{Signal, kill},
+    },
+    unistd::{Gid, Pid, Uid, geteuid, seteuid, setgroups, setresgid, setresuid},
 };
 use serde_json::Value;
 use socket2::Socket;
@@ -57,6 +60,7 @@ pub fn execute_requests(spec: &SandboxSpec) -> Result<()> {
 fn enter(spec: &SandboxSpec) -> Result<()> {
     cgroup::enter(&spec.cgroup)?;
     match spec.network_of {
+        None if let Some(user) = spec.user => enter_user_namespace(user)?,
         None => {
             unshare(CloneFlags::CLONE_NEWNET).context("cannot create a network namespace")?;
         }
@@ -68,6 +72,20 @@ fn enter(spec: &SandboxSpec) -> Result<()> {
         }
     }
     spec.bpffs.as_deref().map_or(Ok(()), mount_bpffs)
+}
+
+/// Becomes an unprivileged user, and creates a user namespace in which the user is root, and a network namespace
+/// that belongs to it.
+fn enter_user_namespace(user: u32) -> Result<()> {
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    setgroups(&[])?;
+    setresgid(gid, gid, gid)?;
+    setresuid(uid, uid, uid)?;
+    // After a change of the user, the files of the process in /proc belong to root, unless it is dumpable.
+    set_dumpable(true)?;
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)
+        .context("cannot create a user namespace")?;
+    fs::write("/proc/self/uid_map", format!("0 {user} 1")).context("cannot map the user")
 }
 
 /// Mounts a BPF file system in a new mount namespace, so that it is visible only to this sandbox's processes.

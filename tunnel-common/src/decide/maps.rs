@@ -127,6 +127,13 @@ pub trait ClientContext {
     /// if the choice depends on the client.
     fn client(&self, is_v4: bool) -> Identity;
 
+    /// Returns the client that session affinity remembers: the given one, unless unprivileged processes can give
+    /// any address to its network namespace.
+    #[inline(always)]
+    fn affinity_client(&self, client: ClientScalars) -> ClientScalars {
+        client
+    }
+
     /// Returns true if the source address is a loopback address, which has no route to a backend.
     fn is_bound_to_loopback(&self, is_v4: bool) -> bool;
 

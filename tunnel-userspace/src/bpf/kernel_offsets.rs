@@ -3,8 +3,9 @@
 use std::fs;
 
 use tunnel_common::kernel_offsets::{
-    DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, NET_DEVICES, OFFSET_COUNT, SOCK_NET,
-    V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE, V6_ADDRESS, V6_ADDRESSES, V6_LIST,
+    DEVICE_FLAGS, DEVICE_LIST, DEVICE_V4, DEVICE_V6, NET_DEVICES, NET_OWNER, OFFSET_COUNT,
+    OWNER_LEVEL, OWNER_PARENT, OWNER_USER, SOCK_NET, V4_ADDRESS, V4_FIRST, V4_NEXT, V4_SCOPE,
+    V6_ADDRESS, V6_ADDRESSES, V6_LIST,
 };
 
 use super::btf::{Btf, TypeKind, VMLINUX_BTF};
@@ -38,6 +39,10 @@ const FIELDS: [(usize, &str, &str); OFFSET_COUNT] = [
     (V6_ADDRESSES, "inet6_dev", "addr_list"),
     (V6_LIST, "inet6_ifaddr", "if_list"),
     (V6_ADDRESS, "inet6_ifaddr", "addr"),
+    (NET_OWNER, "net", "user_ns"),
+    (OWNER_LEVEL, "user_namespace", "level"),
+    (OWNER_PARENT, "user_namespace", "parent"),
+    (OWNER_USER, "user_namespace", "owner"),
 ];
 
 impl KernelOffsets {
@@ -119,7 +124,10 @@ mod tests {
 
         // None of these is the first member of its structure on any kernel.
         let devices = [NET_DEVICES, DEVICE_LIST, DEVICE_V4, DEVICE_V6];
-        for index in devices.into_iter().chain([SOCK_NET, V4_SCOPE]) {
+        for index in devices
+            .into_iter()
+            .chain([SOCK_NET, V4_SCOPE, NET_OWNER, OWNER_LEVEL])
+        {
             assert!(offsets[index] > 0, "{index}");
         }
         assert_eq!(find_in(&[], KernelOffsets::find), None);

@@ -177,10 +177,10 @@ reasons! {
         NamespaceShareExceeded = 58, "namespace_share_exceeded", "not programmed as planned: the share of the namespace is used up";
         /// Not programmed at an external IP or load balancer address that is an address of this node.
         NodeAddressRefused = 59, "node_address_refused", "not programmed at an external IP or load balancer address that is an address of this node (service.nodeAddresses)";
-        /// Not programmed, or not with all endpoints: no range of free slots is long enough.
-        SlotsFragmented = 64, "slots_fragmented", "not programmed as planned: bpf.maps.slots has enough free entries, but too few of them in a row";
         /// Ignored: a process of an untrusted user listens on a cluster IP that an interface of this node has.
         ListenerIgnored = 60, "listener_ignored", "ignored: a process of a user that is not in service.localListeners listens on a cluster IP of this node";
+        /// Not programmed, or not with all endpoints: no range of free slots is long enough.
+        SlotsFragmented = 64, "slots_fragmented", "not programmed as planned: bpf.maps.slots has enough free entries, but too few of them in a row";
     }
 }
 

@@ -52,12 +52,12 @@ impl SteeringKey {
 #[repr(C)]
 pub struct SteeringRecord {
     /// The time at which the index was removed from `steer`, in nanoseconds since boot, or 0 if the index is
-    /// in `steer` or was never used.
+    /// in `steer` or was never used. In the record of the daemon's probe, the time of the [`Heartbeat`].
     pub removed_at: u64,
     /// The key for which the record was written.
     pub key: SteeringKey,
     /// The steering address to which connections are sent. In the record of the daemon's probe, the lower half
-    /// is the cookie of the socket that may connect to it.
+    /// is the cookie of the socket that may connect to it, and the upper half belongs to the [`Heartbeat`].
     pub steering_address: Address,
     /// The ingress port to which connections are sent.
     pub ingress_port: Port,
@@ -99,6 +99,37 @@ impl SteeringRecord {
         let [_, cookie] = self.steering_address.halves();
         cookie
     }
+
+    /// Returns the record with another heartbeat. The programs don't read the heartbeat.
+    #[must_use]
+    pub const fn with_heartbeat(self, heartbeat: Heartbeat) -> Self {
+        Self {
+            removed_at: heartbeat.valid_until,
+            steering_address: Address::from_halves([heartbeat.pin_directory, self.probe_cookie()]),
+            ..self
+        }
+    }
+
+    /// Returns the heartbeat of the daemon that uses the maps. Meaningful only for the last record, which is that
+    /// of the daemon's probe.
+    #[must_use]
+    pub const fn heartbeat(&self) -> Heartbeat {
+        let [pin_directory, _] = self.steering_address.halves();
+        Heartbeat {
+            valid_until: self.removed_at,
+            pin_directory,
+        }
+    }
+}
+
+/// The daemon's heartbeat, in the record of its probe. It shows other processes that a daemon uses the maps, even if
+/// they can't see the daemon's process.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Heartbeat {
+    /// The time until which the daemon counts as running, in nanoseconds since boot, or 0 if it has stopped.
+    pub valid_until: u64,
+    /// The device number and the inode number of the daemon's pin directory, 32 bits each.
+    pub pin_directory: u64,
 }
 
 const _: () = {

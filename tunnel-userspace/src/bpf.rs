@@ -30,7 +30,9 @@ mod batched_writes;
 mod btf;
 mod cgroup;
 mod data_path;
+mod directory_lock;
 mod guard;
+mod heartbeat;
 mod kernel_log;
 mod kernel_offsets;
 mod map_directories;
@@ -39,14 +41,18 @@ mod maps;
 mod migration;
 mod mounts;
 mod open_connections;
+mod open_maps;
 mod path;
 mod pin;
+mod pin_aliases;
 mod pin_directory;
 mod probe;
 mod programs;
 mod socket_iterator;
 mod socket_storage;
+mod stray_error;
 mod stray_programs;
+mod stray_set;
 mod sys;
 
 pub(crate) use self::kernel_offsets::search_btf;
@@ -56,6 +62,7 @@ pub use self::{
     cgroup::{CgroupError, check as check_cgroup, find_root},
     data_path::{DataPath, Globals, LoadError, OBJECT, ProgramSettings},
     guard::{Guard, GuardError},
+    heartbeat::{DaemonHeartbeat, PinDirectoryId},
     kernel_log::{
         KernelLog, KernelLogError, KernelLogLevel, LoggingProgram, OBJECT as LOGGING_OBJECT,
     },
@@ -67,6 +74,7 @@ pub use self::{
     pin_directory::{LeftPins, PinDirectory, PinError},
     probe::{Features, ProbeError, probe},
     socket_storage::{SocketStorage, SocketStorageError},
-    stray_programs::{StrayError, StrayPrograms, detach_strays, take_over_strays},
+    stray_error::StrayError,
+    stray_programs::{StrayPrograms, detach_strays, take_over_strays},
     sys::RcuGrace,
 };

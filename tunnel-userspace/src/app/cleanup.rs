@@ -92,7 +92,7 @@ fn detach_strays(
     if !cgroup.exists() {
         return Ok(None);
     }
-    let detached = bpf::detach_strays(pins, &cgroup).map_err(other_error)?;
+    let detached = bpf::detach_strays(&config.bpf.bpffs, pins, &cgroup).map_err(other_error)?;
     let cgroup = cgroup.display();
     Ok(match detached {
         Some(0) => None,

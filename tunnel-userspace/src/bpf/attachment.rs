@@ -7,6 +7,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use aya::programs::ProgramFd;
@@ -15,6 +16,7 @@ use tunnel_common::table::{MAPS, Program};
 
 use super::{
     attach::{self, HeldLink, OpenCgroup},
+    heartbeat::DaemonHeartbeat,
     path::failed,
     pin_directory::{PinDirectory, PinError},
     stray_programs::OtherProgram,
@@ -47,6 +49,7 @@ struct AttachmentState {
     cgroup: PathBuf,
     links: Vec<HeldLink>,
     maps: Vec<HeldMap>,
+    heartbeat: Arc<DaemonHeartbeat>,
     view: AttachmentView,
     /// The programs of others, by their numbers.
     others: BTreeMap<u32, OtherProgram>,
@@ -79,12 +82,14 @@ impl Attachment {
         pins: Arc<PinDirectory>,
         cgroup: &Path,
         links: Vec<HeldLink>,
+        heartbeat: Arc<DaemonHeartbeat>,
     ) -> Result<Self, PinError> {
         let maps = pins.maps();
         let maps = MAPS.iter().map(|map| HeldMap::open(maps.join(map.name)));
         let state = AttachmentState {
             cgroup: cgroup.to_owned(),
             maps: maps.collect::<Result<_, _>>()?,
+            heartbeat,
             view: AttachmentView {
                 in_effect: Some(links.len()),
                 ..AttachmentView::default()
@@ -101,10 +106,18 @@ impl Attachment {
     }
 
     /// Checks that every program is attached to the cgroup and in effect, and that the links and maps are
-    /// pinned. Repairs what is not, and returns the result.
+    /// pinned. Repairs what is not, and returns the result. Until `valid_for` has passed, other processes recognise by
+    /// the maps that this daemon is running.
     #[must_use]
-    pub fn check(&self) -> AttachmentView {
-        self.state().check()
+    pub fn check(&self, valid_for: Duration) -> AttachmentView {
+        let mut state = self.state();
+        state.heartbeat.beat(valid_for);
+        state.check()
+    }
+
+    /// Makes other processes recognise by the maps that this daemon is running, until `valid_for` has passed.
+    pub fn record_running(&self, valid_for: Duration) {
+        self.state().heartbeat.beat(valid_for);
     }
 
     /// Replaces an attached program until the next call; returns the previous one.

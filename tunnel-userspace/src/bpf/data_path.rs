@@ -18,6 +18,7 @@ use super::{
     attach::{self, AttachError, Attached},
     attachment::Attachment,
     guard::Guard,
+    heartbeat::DaemonHeartbeat,
     kernel_offsets::KernelOffsets,
     maps::{Counters, KernelMaps, KernelSteering},
     migration::{self, StartMaps},
@@ -294,6 +295,15 @@ impl DataPath {
         Ok(Guard::new(programs, host, links, self.features))
     }
 
+    /// Returns the heartbeat of a daemon that uses the maps, with this pin directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a map can't be opened.
+    pub fn heartbeat(&self, pins: Arc<PinDirectory>) -> Result<DaemonHeartbeat, ReadError> {
+        DaemonHeartbeat::open(&self.maps, pins)
+    }
+
     /// Opens the steering maps.
     ///
     /// # Errors
@@ -331,10 +341,11 @@ impl DataPath {
         attached: Attached,
         pins: Arc<PinDirectory>,
         cgroup: &Path,
+        heartbeat: Arc<DaemonHeartbeat>,
     ) -> Result<Attachment, PinError> {
         let pinned = attached.pin();
         pinned.map_err(path::failed("pin programs in", &self.links))?;
-        Attachment::new(pins, cgroup, attached.into_links())
+        Attachment::new(pins, cgroup, attached.into_links(), heartbeat)
     }
 
     /// Attaches the programs to a cgroup, replacing any that are already attached.

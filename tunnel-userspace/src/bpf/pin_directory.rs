@@ -3,26 +3,24 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, DirBuilder, File, Permissions},
+    fs::{self, File},
     io::ErrorKind,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
-use nix::{
-    fcntl::{Flock, FlockArg},
-    sys::statfs::BPF_FS_MAGIC,
-    unistd::geteuid,
-};
+use nix::fcntl::Flock;
 use tunnel_common::{
     LAYOUT_VERSION,
     table::{AttachPoint, MAPS, MapSizes, Program},
 };
 
 use super::{
+    directory_lock::{lock_directory, process_hint},
+    heartbeat::PinDirectoryId,
     map_directories::{self, Directory, DirectoryChange, DirectoryRole},
-    path::{PathError, failed, file_system_type, nearest_existing},
+    path::{PathError, failed},
     pin::Pin,
 };
 
@@ -93,19 +91,6 @@ pub enum PinError {
     Path(#[from] PathError),
 }
 
-fn process_hint(pid: Option<&u32>) -> String {
-    let Some(pid) = pid else {
-        return String::new();
-    };
-    let owner = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
-    match owner {
-        Ok(owner) if owner != geteuid().as_raw() => {
-            format!(" or a process of user {owner} that locked the directory (process {pid})")
-        }
-        Ok(_) | Err(_) => format!(" (process {pid})"),
-    }
-}
-
 /// The maps that already exist.
 pub(super) enum ExistingMaps {
     /// There are no maps, or only an incomplete set.
@@ -152,6 +137,13 @@ impl PinDirectory {
             *lock = lock_directory(&self.root)?;
         }
         Ok(!is_same)
+    }
+
+    /// Returns the number that identifies the locked directory.
+    pub(super) fn id(&self) -> Result<PinDirectoryId, PathError> {
+        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let locked = lock.metadata().map_err(failed("inspect", &self.root))?;
+        Ok(PinDirectoryId::new(locked.dev(), locked.ino()))
     }
 
     /// Returns true if a link for each program of the cgroup is pinned.
@@ -403,32 +395,6 @@ impl PinDirectory {
     }
 }
 
-/// Creates a directory on a BPF file system if it is missing, and locks it.
-fn lock_directory(root: &Path) -> Result<Flock<File>, PinError> {
-    let parent = nearest_existing(root);
-    let kind = file_system_type(parent)?;
-    if kind != BPF_FS_MAGIC {
-        let usual = Path::new("/sys/fs/bpf");
-        let mount = if root.starts_with(usual) {
-            usual
-        } else {
-            parent
-        };
-        let (path, mount) = (root.to_owned(), mount.to_owned());
-        return Err(PinError::NotBpf { path, mount });
-    }
-    create_private(root)?;
-    let directory = File::open(root).map_err(failed("open", root))?;
-    match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok(lock),
-        Err((directory, nix::errno::Errno::EWOULDBLOCK)) => Err(PinError::Locked {
-            path: root.to_owned(),
-            pid: find_lock_owner(&directory),
-        }),
-        Err((_, error)) => Err(failed("lock", root)(error.into()).into()),
-    }
-}
-
 /// The paths in the pin directory that [`PinDirectory::remove`] leaves in place.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LeftPins {
@@ -436,30 +402,6 @@ pub struct LeftPins {
     pub foreign: Vec<PathBuf>,
     /// The maps with a newer layout, and the links to their programs.
     pub newer: Vec<PathBuf>,
-}
-
-/// Creates a directory that only this user can open, or makes an existing one so.
-fn create_private(root: &Path) -> Result<(), PinError> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true).mode(0o700);
-    builder.create(root).map_err(failed("create", root))?;
-    let own = geteuid().as_raw();
-    let inspected = [fs::symlink_metadata(root), fs::metadata(root)];
-    let mut is_private = true;
-    for metadata in inspected {
-        let metadata = metadata.map_err(failed("inspect", root))?;
-        let owner = metadata.uid();
-        if owner != own {
-            let path = root.to_owned();
-            return Err(PinError::Owner { path, owner, own });
-        }
-        is_private = metadata.mode() & 0o077 == 0;
-    }
-    if !is_private {
-        let private = Permissions::from_mode(0o700);
-        fs::set_permissions(root, private).map_err(failed("change the mode of", root))?;
-    }
-    Ok(())
 }
 
 /// Removes the pins in a directory that pass a check, and then the directory itself if it is empty.
@@ -480,16 +422,4 @@ fn remove_known<T>(
         fs::remove_dir(directory).map_err(failed("remove", directory))?;
     }
     Ok(())
-}
-
-/// Returns the id of the process that holds the lock, from `/proc/locks`:
-/// `1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode> 0 EOF`.
-fn find_lock_owner(directory: &File) -> Option<u32> {
-    let inode = format!(":{}", directory.metadata().ok()?.ino());
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    locks.lines().find_map(|line| {
-        let mut words = line.split_whitespace().skip(4);
-        let pid = words.next()?;
-        words.next()?.ends_with(&inode).then(|| pid.parse().ok())?
-    })
 }

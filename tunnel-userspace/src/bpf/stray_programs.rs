@@ -14,73 +14,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tunnel_common::{
-    LAYOUT_VERSION,
-    table::{self, AttachPoint, MAPS, Map, Program},
-};
+use tunnel_common::table::{self, AttachPoint, GUARD, Map, Program};
 
 use super::{
-    attach::OpenCgroup,
-    map_directories::{Directory, DirectoryRole},
+    attach::{self, OpenCgroup},
+    heartbeat::{Heartbeat, PinDirectoryId},
     map_spec::MapSpec,
-    path::{PathError, failed},
-    pin_directory::{PinDirectory, PinError},
-    sys::{self, LoadedMap},
+    open_maps::process_with_map,
+    pin_aliases::PinAliases,
+    pin_directory::PinDirectory,
+    stray_error::StrayError,
+    stray_set::StraySet,
+    sys::{self, LinkIds, LinkInfo, LoadedMap},
 };
-
-/// An error that can occur when looking for programs that are not pinned.
-#[derive(Debug, thiserror::Error)]
-pub enum StrayError {
-    /// The cgroup can't be opened.
-    #[error(transparent)]
-    Cgroup(#[from] PathError),
-    /// The pin directory can't be used.
-    #[error(transparent)]
-    Pins(#[from] PinError),
-    /// The kernel refused to list or open programs, links or maps.
-    #[error("cannot inspect the programs on cgroup {cgroup}")]
-    Inspect {
-        /// The cgroup's directory.
-        cgroup: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The programs belong to a Culvert that is running.
-    #[error(
-        "another culvert (process {pid}) has its programs on cgroup {cgroup}; stop it first, or set bpf.cgroup to \
-         another cgroup"
-    )]
-    Running {
-        /// The process.
-        pid: u32,
-        /// The cgroup's directory.
-        cgroup: PathBuf,
-    },
-    /// The programs use maps of a layout that this version does not know.
-    #[error(
-        "cgroup {cgroup} has programs of a culvert with another layout of maps ({map} differs); run that culvert, or \
-         first detach its programs by its `culvert cleanup`"
-    )]
-    Layout {
-        /// The cgroup's directory.
-        cgroup: PathBuf,
-        /// The map that differs.
-        map: String,
-    },
-    /// Programs that this process may not inspect are attached to every hook.
-    #[error(
-        "every hook of cgroup {cgroup} has a program that is not pinned in {pins}, and this process lacks \
-         CAP_SYS_ADMIN to inspect them; if they belong to an earlier culvert, run `culvert prepare` as root to take \
-         them over, or `culvert cleanup` to detach them"
-    )]
-    Unknown {
-        /// The cgroup's directory.
-        cgroup: PathBuf,
-        /// The pin directory.
-        pins: PathBuf,
-    },
-}
 
 /// A program at one of Culvert's hooks that this Culvert has not attached.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -143,7 +89,7 @@ fn is_origin(id: u32) -> bool {
     sys::map_by_id(id).is_ok_and(|map| is_map(&map, &table::ORIGIN))
 }
 
-fn is_map(found: &LoadedMap, row: &Map) -> bool {
+pub(super) fn is_map(found: &LoadedMap, row: &Map) -> bool {
     found.name == row.name && found.spec == MapSpec::from_table(row)
 }
 
@@ -151,7 +97,9 @@ fn is_map(found: &LoadedMap, row: &Map) -> bool {
 #[derive(Debug, Default)]
 #[must_use = "an earlier Culvert's programs stay in effect until they are detached"]
 pub struct StrayPrograms {
-    links: Vec<(&'static Program, OwnedFd)>,
+    links: Vec<(String, OwnedFd)>,
+    /// The pins of these programs and their maps in other directories.
+    pins: Vec<PinAliases>,
     taken_over: usize,
 }
 
@@ -174,18 +122,27 @@ impl StrayPrograms {
         self.links.is_empty()
     }
 
-    /// Detaches the programs, and returns how many there were.
+    /// Detaches the programs, and removes the pins that other directories have of them. Returns how many programs there
+    /// were.
     ///
     /// # Errors
     ///
     /// Returns an error if the kernel refuses to detach a program.
     pub fn detach(&self) -> io::Result<usize> {
         // Programs that replace a VIP are detached before those that restore it.
-        for (row, link) in self.links.iter().rev() {
+        for (name, link) in self.links.iter().rev() {
             sys::detach_link(link.as_fd())
-                .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", row.name)))?;
+                .map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))?;
+        }
+        for pins in &self.pins {
+            pins.remove();
         }
         Ok(self.links.len())
+    }
+
+    fn add(&mut self, set: StraySet, pins: PinAliases) {
+        self.links.extend(set.links);
+        self.pins.push(pins);
     }
 }
 
@@ -197,42 +154,80 @@ impl StrayPrograms {
 /// Returns an error if the programs belong to a process that is running, if this process may not inspect the
 /// programs although each hook has one, or if the kernel refuses a request.
 pub fn take_over_strays(pins: &PinDirectory, cgroup: &Path) -> Result<StrayPrograms, StrayError> {
+    check_pins_not_in_use(pins)?;
+    let mut strays = StrayPrograms::default();
     let Some(found) = Found::on(cgroup, pins)? else {
-        return Ok(StrayPrograms::default());
+        return Ok(strays);
     };
     if found.programs.is_empty() {
-        return Ok(StrayPrograms::default());
+        return Ok(strays);
     }
     found.check_not_running()?;
-    let mut sets = found.sets()?;
-    let mut taken_over = 0;
+    let mut sets = found.sets_with_aliases(pins.root())?;
     if pins.is_empty()?
-        && let Some(newest) = sets.pop()
+        && let Some((newest, aliases)) = sets.pop()
     {
         let layout = newest.layout(cgroup)?;
         newest.pin(pins, layout)?;
-        taken_over = newest.links.len();
+        strays.taken_over = newest.links.len();
         tracing::warn!(
             programs = newest.links.len(),
             pins = %pins.root().display(),
             cgroup = %cgroup.display(),
             "took over the attached programs and maps of an earlier Culvert, whose pins are missing here"
         );
+        remove_earlier_pins(&newest, &aliases);
     }
-    let links = sets.into_iter().flat_map(|set| set.links);
-    Ok(StrayPrograms {
-        links: links.collect(),
-        taken_over,
-    })
+    for (set, aliases) in sets {
+        strays.add(set, aliases);
+    }
+    Ok(strays)
 }
 
-/// Detaches all programs of Culvert on a cgroup that are not pinned in the pin directory. Returns how many there
-/// were, or `None` if this process may not inspect programs.
+/// Removes the pins of a set of programs in the earlier Culvert's pin directory. If that directory can't be reached,
+/// only logs that.
+fn remove_earlier_pins(set: &StraySet, aliases: &PinAliases) {
+    let removed = aliases.remove();
+    for directory in &removed {
+        let directory = directory.display();
+        tracing::warn!(%directory, "removed the earlier pins of these programs and maps");
+    }
+    if removed.is_empty()
+        && let Some(earlier) = set.last_pins()
+    {
+        tracing::warn!(
+            %earlier,
+            "the earlier pin directory is not on this mount of a BPF file system; if it still exists elsewhere, remove \
+             it by `rm -r`, because `culvert cleanup` with the earlier config would detach programs that are in use"
+        );
+    }
+}
+
+/// Returns an error if a running Culvert with another pin directory uses the maps that are pinned in this one. The
+/// caller has locked this directory.
+fn check_pins_not_in_use(pins: &PinDirectory) -> Result<(), StrayError> {
+    // Without such a map, no daemon has written its heartbeat.
+    let Ok(heartbeat) = Heartbeat::open(&pins.maps()) else {
+        return Ok(());
+    };
+    match heartbeat.running(Some(pins.id()?)) {
+        Ok(Some(daemon)) => Err(StrayError::RunningWithPins {
+            pins: pins.root().to_owned(),
+            daemon: daemon.pins,
+            valid_for: daemon.valid_for,
+        }),
+        Ok(None) | Err(_) => Ok(()),
+    }
+}
+
+/// Detaches all programs of Culvert on a cgroup that are not pinned in the pin directory `root`, which is locked if it
+/// exists. Returns how many there were, or `None` if this process may not inspect programs.
 ///
 /// # Errors
 ///
 /// Returns an error if the programs belong to a process that is running, or if the kernel refuses a request.
 pub fn detach_strays(
+    root: &Path,
     pins: Option<&PinDirectory>,
     cgroup: &Path,
 ) -> Result<Option<usize>, StrayError> {
@@ -240,21 +235,22 @@ pub fn detach_strays(
         cgroup: cgroup.to_owned(),
         source,
     };
+    pins.map_or(Ok(()), check_pins_not_in_use)?;
     let known = pins.map_or_else(BTreeSet::new, pinned_programs);
     let others = others_on(cgroup, &known)?;
     if others.iter().any(|it| it.owner == Owner::Unknown) {
         return Ok(None);
     }
-    let found = Found::new(cgroup, others);
+    let own = pins.map(PinDirectory::id).transpose()?;
+    let found = Found::new(cgroup, others, known, own);
     if found.programs.is_empty() {
         return Ok(Some(0));
     }
     found.check_not_running()?;
-    let links = found.sets()?.into_iter().flat_map(|set| set.links);
-    let strays = StrayPrograms {
-        links: links.collect(),
-        taken_over: 0,
-    };
+    let mut strays = StrayPrograms::default();
+    for (set, aliases) in found.sets_with_aliases(root)? {
+        strays.add(set, aliases);
+    }
     strays.detach().map(Some).map_err(inspect)
 }
 
@@ -262,37 +258,51 @@ pub fn detach_strays(
 struct Found {
     cgroup: PathBuf,
     programs: Vec<OtherProgram>,
+    /// The numbers of the programs that are pinned in the pin directory.
+    pinned: BTreeSet<u32>,
+    /// The number that identifies the pin directory.
+    own: Option<PinDirectoryId>,
 }
 
 impl Found {
     /// Finds the programs. Returns `None` if this process may not inspect the programs at a hook.
     fn on(cgroup: &Path, pins: &PinDirectory) -> Result<Option<Self>, StrayError> {
-        let others = others_on(cgroup, &pinned_programs(pins))?;
-        let is_unknown = |it: &&OtherProgram| it.owner == Owner::Unknown;
-        let hooks: BTreeSet<_> = others
-            .iter()
-            .filter(is_unknown)
-            .map(|it| it.row.hook)
-            .collect();
+        let pinned = pinned_programs(pins);
+        let others = others_on(cgroup, &pinned)?;
+        let unknown = others.iter().filter(|it| it.owner == Owner::Unknown);
+        let hooks: BTreeSet<_> = unknown.clone().map(|it| it.row.hook).collect();
         if !hooks.is_empty() {
             let all = Program::at_attach_point(AttachPoint::Cgroup).count();
-            return if hooks.len() == all {
-                Err(StrayError::Unknown {
+            if hooks.len() == all {
+                return Err(StrayError::Unknown {
                     cgroup: cgroup.to_owned(),
                     pins: pins.root().to_owned(),
-                })
-            } else {
-                Ok(None)
-            };
+                });
+            }
+            let unknown: Vec<_> = unknown.map(ToString::to_string).collect();
+            tracing::warn!(
+                programs = unknown.join("; "),
+                cgroup = %cgroup.display(),
+                "other programs are attached, which can't be inspected without CAP_SYS_ADMIN; if they belong to an \
+                 earlier Culvert, stop this daemon, run `culvert prepare` as root, and start this daemon again"
+            );
+            return Ok(None);
         }
-        Ok(Some(Self::new(cgroup, others)))
+        Ok(Some(Self::new(cgroup, others, pinned, Some(pins.id()?))))
     }
 
-    fn new(cgroup: &Path, mut programs: Vec<OtherProgram>) -> Self {
+    fn new(
+        cgroup: &Path,
+        mut programs: Vec<OtherProgram>,
+        pinned: BTreeSet<u32>,
+        own: Option<PinDirectoryId>,
+    ) -> Self {
         programs.retain(OtherProgram::is_culverts);
         Self {
             cgroup: cgroup.to_owned(),
             programs,
+            pinned,
+            own,
         }
     }
 
@@ -301,24 +311,49 @@ impl Found {
         maps.flatten().copied().collect()
     }
 
-    /// Returns an error if a running process has one of the programs' maps open that only a daemon opens.
+    /// Returns an error if a running process has one of the programs' maps open that only a daemon opens, or if such a
+    /// map has the heartbeat of a daemon.
     fn check_not_running(&self) -> Result<(), StrayError> {
-        let mut daemon_maps = BTreeSet::new();
+        let (mut daemon_maps, mut steered) = (BTreeSet::new(), Vec::new());
         for id in self.maps() {
-            if self
-                .map(id)?
-                .is_some_and(|map| map.name == table::HOST.name)
-            {
+            let Some(map) = self.map(id)? else { continue };
+            if map.name == table::HOST.name {
                 daemon_maps.insert(id);
+            } else if is_map(&map, &table::STEERED) {
+                steered.push(map);
             }
         }
-        match process_with_map(&daemon_maps) {
-            Some(pid) => Err(StrayError::Running {
-                pid,
-                cgroup: self.cgroup.clone(),
-            }),
-            None => Ok(()),
+        let cgroup = self.cgroup.clone();
+        if let Some(pid) = process_with_map(&daemon_maps) {
+            return Err(StrayError::Running { pid, cgroup });
         }
+        for LoadedMap { id: map, fd, .. } in steered {
+            let running = Heartbeat::of_map(fd).and_then(|it| it.running(self.own));
+            let running = running.map_err(|error| self.inspect_error(error.source))?;
+            if let Some(daemon) = running {
+                return Err(StrayError::RunningElsewhere {
+                    cgroup,
+                    daemon: daemon.pins,
+                    map,
+                    valid_for: daemon.valid_for,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the programs as sets, each with its pins in other directories, which are locked. Returns an error if
+    /// another process has locked one of these directories.
+    fn sets_with_aliases(&self, root: &Path) -> Result<Vec<(StraySet, PinAliases)>, StrayError> {
+        let with_aliases = |set: StraySet| {
+            let aliases = PinAliases::find(root, &set.object_ids());
+            let aliases = aliases.map_err(|pins| StrayError::Locked {
+                cgroup: self.cgroup.clone(),
+                pins,
+            })?;
+            Ok((set, aliases))
+        };
+        self.sets()?.into_iter().map(with_aliases).collect()
     }
 
     /// Returns the programs as sets that share their maps, the newest last.
@@ -342,10 +377,41 @@ impl Found {
             });
             for (ids, _) in its {
                 let link = sys::link_by_id(ids.link).map_err(inspect)?;
-                set.links.extend(link.map(|link| (program.row, link)));
+                set.links
+                    .extend(link.map(|link| (program.row.name.to_owned(), link)));
             }
         }
-        Ok(sets.into_values().collect())
+        let mut sets: Vec<_> = sets.into_values().collect();
+        self.add_guards(&links, &mut sets).map_err(inspect)?;
+        Ok(sets)
+    }
+
+    /// Adds the guards on uplinks that share maps with a set. Guards that are attached as filters have no links, and
+    /// are not found.
+    fn add_guards(&self, links: &[(LinkIds, LinkInfo)], sets: &mut [StraySet]) -> io::Result<()> {
+        let guards = links.iter().filter(|(ids, info)| {
+            info.attach_point == AttachPoint::Uplinks && !self.pinned.contains(&ids.program)
+        });
+        for (ids, info) in guards {
+            // The program may have been removed meanwhile.
+            let Ok(program) = sys::program_by_id(ids.program) else {
+                continue;
+            };
+            let is_guard = program.name == GUARD.name && program.kind == GUARD.kind.number();
+            let shares = |set: &&mut StraySet| {
+                let mut maps = program.maps.iter();
+                maps.any(|id| set.maps.get(id).is_some_and(|map| !map.name.contains('.')))
+            };
+            let device = u32::try_from(info.target_id).unwrap_or_default();
+            if is_guard
+                && device != 0
+                && let Some(set) = sets.iter_mut().find(shares)
+                && let Some(link) = sys::link_by_id(ids.link)?
+            {
+                set.links.push((attach::pin_name(&GUARD, device), link));
+            }
+        }
+        Ok(())
     }
 
     /// Opens a map. Returns `None` if it has been removed meanwhile.
@@ -371,55 +437,6 @@ impl OtherProgram {
             Owner::Culvert(maps) => maps,
             Owner::Other(_) | Owner::Unknown => &[],
         }
-    }
-}
-
-/// The links and maps of one earlier Culvert.
-#[derive(Default)]
-struct StraySet {
-    links: Vec<(&'static Program, OwnedFd)>,
-    maps: BTreeMap<u32, LoadedMap>,
-}
-
-impl StraySet {
-    /// Returns the layout of the maps. For all older layouts, returns the one before this version's, because only
-    /// the maps that all layouts share are used.
-    fn layout(&self, cgroup: &Path) -> Result<u32, StrayError> {
-        let named = |row: &Map| self.maps.values().find(|map| map.name == row.name);
-        let found: Vec<_> = MAPS
-            .iter()
-            .filter_map(|row| Some((row, named(row)?)))
-            .collect();
-        // A newer layout has all of this layout's lasting maps, or changes one of them.
-        let is_complete = found.len() == MAPS.len();
-        let mut different = found.iter().filter(|(row, map)| !is_map(map, row));
-        let different = different.find(|(row, _)| row.is_lasting || is_complete);
-        match different {
-            Some((_, map)) => Err(StrayError::Layout {
-                cgroup: cgroup.to_owned(),
-                map: map.name.clone(),
-            }),
-            None if is_complete => Ok(LAYOUT_VERSION),
-            None => Ok(LAYOUT_VERSION - 1),
-        }
-    }
-
-    /// Pins the maps, then the links.
-    fn pin(&self, pins: &PinDirectory, layout: u32) -> Result<(), PinError> {
-        let directory = Directory::new(layout, DirectoryRole::Current);
-        let directory = pins.root().join(directory.to_string());
-        pins.create_directories(&directory)?;
-        // Maps for constants have a dot in their names, and are not pinned.
-        let maps = self.maps.values().filter(|map| !map.name.contains('.'));
-        for map in maps {
-            let pin = directory.join(&map.name);
-            sys::pin(map.fd.as_fd(), &pin).map_err(failed("pin", &pin))?;
-        }
-        for (row, link) in &self.links {
-            let pin = pins.links().join(row.name);
-            sys::pin(link.as_fd(), &pin).map_err(failed("pin", &pin))?;
-        }
-        Ok(())
     }
 }
 
@@ -449,44 +466,4 @@ fn pinned_programs(pins: &PinDirectory) -> BTreeSet<u32> {
         Some(sys::link_ids(link.as_fd()).ok()??.program)
     };
     entries.filter_map(program).collect()
-}
-
-/// Returns a process, other than this one, that has one of these maps open, from `/proc/<pid>/fdinfo`.
-fn process_with_map(ids: &BTreeSet<u32>) -> Option<u32> {
-    let own = std::process::id();
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.find(|pid| *pid != own && has_map_open(*pid, ids))
-}
-
-fn has_map_open(pid: u32, ids: &BTreeSet<u32>) -> bool {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd"));
-    entries.into_iter().flatten().flatten().any(|entry| {
-        let is_map = fs::read_link(entry.path())
-            .is_ok_and(|target| target.to_string_lossy().contains("bpf-map"));
-        let number = entry.file_name();
-        let path = format!("/proc/{pid}/fdinfo/{}", number.to_string_lossy());
-        let read = |path: String| fs::read_to_string(path).unwrap_or_default();
-        is_map && map_id_in(&read(path)).is_some_and(|id| ids.contains(&id))
-    })
-}
-
-/// Returns the map's number from the text of `/proc/<pid>/fdinfo/<fd>`.
-fn map_id_in(text: &str) -> Option<u32> {
-    let id = text.lines().find_map(|line| line.strip_prefix("map_id:"));
-    id?.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_number_of_an_open_map_is_found() {
-        let text =
-            "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nmap_type:\t2\nmap_id:\t4711\nfrozen:\t0\n";
-
-        assert_eq!(map_id_in(text), Some(4711));
-        assert_eq!(map_id_in("pos:\t0\n"), None);
-    }
 }

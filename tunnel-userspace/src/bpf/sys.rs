@@ -241,6 +241,12 @@ pub(super) fn object_id(object: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(id)
 }
 
+/// Reads the number of a map. Returns `None` if the object is not a map.
+pub(super) fn map_id(object: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let is_map = is_bpf_object("map", object)?;
+    is_map.then(|| object_id(object)).transpose()
+}
+
 /// Reads the properties of a link. Returns `None` if the object is neither a cgroup link nor a tcx link.
 ///
 /// The fields of `struct bpf_link_info` are the type, the id, the program id, then the cgroup's id or the
@@ -292,20 +298,26 @@ fn is_bpf_object(kind: &str, object: BorrowedFd<'_>) -> io::Result<bool> {
 pub(super) fn open_map<K, V>(directory: &Path, row: &Map) -> Result<(OwnedFd, u32), ReadError> {
     let open = || {
         let map = open_pin(&directory.join(row.name))?;
-        let (found, entries) = map_spec(map.as_fd())?;
-        let (wanted, sizes) = (
-            MapSpec::from_table(row),
-            [row.key, row.value].map(usize::try_from),
-        );
-        if found != wanted || sizes != [Ok(size_of::<K>()), Ok(size_of::<V>())] {
-            return Err(io::Error::other(format!("it is {found}, not {wanted}")));
-        }
+        let entries = check_map::<K, V>(map.as_fd(), row)?;
         Ok((map, entries))
     };
     open().map_err(|source| ReadError {
         map: row.name,
         source,
     })
+}
+
+/// Checks the properties of a map as [`open_map`] does. Returns the map's number of entries.
+fn check_map<K, V>(map: BorrowedFd<'_>, row: &Map) -> io::Result<u32> {
+    let (found, entries) = map_spec(map)?;
+    let (wanted, sizes) = (
+        MapSpec::from_table(row),
+        [row.key, row.value].map(usize::try_from),
+    );
+    if found != wanted || sizes != [Ok(size_of::<K>()), Ok(size_of::<V>())] {
+        return Err(io::Error::other(format!("it is {found}, not {wanted}")));
+    }
+    Ok(entries)
 }
 
 /// Reads a map's type, sizes and flags, and its number of entries.

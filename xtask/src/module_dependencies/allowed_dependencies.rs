@@ -210,6 +210,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::reconcile",
             "crate::sockets",
             "crate::capabilities",
+            "crate::clock",
             "crate::error_chain",
         ],
     ),

@@ -17,8 +17,8 @@ use crate::{
 };
 
 /// Programs on this machine that tests start.
-const HOST_PROGRAMS: [&str; 10] = [
-    "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "setpriv",
+const HOST_PROGRAMS: [&str; 11] = [
+    "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "setpriv", "unshare",
 ];
 
 /// The built programs that virtual machines run.

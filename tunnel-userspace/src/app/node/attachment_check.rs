@@ -16,6 +16,9 @@ use crate::{
     tasks::Tasks,
 };
 
+/// The number of check intervals after which a daemon without a further heartbeat does not count as running.
+pub(super) const HEARTBEAT_CHECKS: u32 = 5;
+
 /// Starts the task that checks the programs.
 pub(super) fn start(
     attachment: Attachment,
@@ -24,6 +27,7 @@ pub(super) fn start(
     tasks: &mut Tasks,
 ) {
     let every = config.bpf.check_interval;
+    attachment.record_running(every * HEARTBEAT_CHECKS);
     tasks.start("programs", run(attachment, every, view, tasks.draining()));
 }
 
@@ -43,7 +47,8 @@ async fn run(
             _ = checks.tick() => {}
         }
         let attachment = attachment.clone();
-        let Ok(found) = spawn_blocking(move || attachment.check()).await else {
+        let check = move || attachment.check(every * HEARTBEAT_CHECKS);
+        let Ok(found) = spawn_blocking(check).await else {
             return;
         };
         view.send_if_modified(|old| {

@@ -5,13 +5,14 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::interval};
 use tracing::{error, info, warn};
 use tunnel_common::{LAYOUT_VERSION, table::MapGroup};
 
-use super::{start_timer::StartTimer, steering_rules};
+use super::{attachment_check::HEARTBEAT_CHECKS, start_timer::StartTimer, steering_rules};
 use crate::{
     admin::{Getter, NodeSetup, NodeViews, TunnelView},
     app::{
@@ -20,8 +21,8 @@ use crate::{
         translation_probe::{self, ProbeError, SteeringProbe},
     },
     bpf::{
-        self, Attachment, Counters, DataPath, Features, KernelLog, KernelMaps, KernelSteering,
-        LoggingProgram, PinDirectory, ProgramSettings, RcuGrace, StrayPrograms,
+        self, Attachment, Counters, DaemonHeartbeat, DataPath, Features, KernelLog, KernelMaps,
+        KernelSteering, LoggingProgram, PinDirectory, ProgramSettings, RcuGrace, StrayPrograms,
     },
     clock::since_boot,
     config::{self, Config},
@@ -56,6 +57,9 @@ pub(super) struct KernelSetup {
     /// The programs of an earlier Culvert that are not pinned in the pin directory.
     strays: StrayPrograms,
     state: StateDir,
+    heartbeat: Arc<DaemonHeartbeat>,
+    /// The interval between two heartbeats.
+    check_interval: Duration,
 }
 
 impl KernelSetup {
@@ -91,16 +95,6 @@ impl KernelSetup {
             .map_err(failed("cannot use the maps"))?;
         let grace =
             RcuGrace::new().map_err(failed("cannot create the map for RCU grace periods"))?;
-        let settings = PlanSettings {
-            node_name: config.node_name.clone(),
-            algorithm: config.service.algorithm,
-            node_port_addresses: config.service.node_ports(),
-            external_ips: config.service.external_ips,
-            node_addresses: config.service.node_addresses,
-            topology_keys: config.service.topology_keys,
-            namespace_share: config.service.namespace_share,
-            local_listeners: config.service.local_listeners.iter().copied().collect(),
-        };
         let steering_settings = SteeringSettings {
             rules: steering_rules(config)?,
             prefixes,
@@ -111,7 +105,7 @@ impl KernelSetup {
             .map_err(failed("cannot use the maps"))?;
         let steering = SteeringReconciler::adopt(steering, sizes, steering_settings, since_boot())
             .map_err(failed("cannot read the steering maps"))?;
-        let reconciler = Reconciler::adopt(maps, sizes, &grace, settings)
+        let reconciler = Reconciler::adopt(maps, sizes, &grace, plan_settings(config))
             .map_err(failed("cannot read the maps"))?;
         let mut reconcile_loop = ReconcileLoop::new(
             reconciler,
@@ -129,6 +123,10 @@ impl KernelSetup {
             config.bpf.check_interval * CHECKS_PER_PROBE,
         );
         start_timer.finish_step(|times| &mut times.load);
+        let pins = Arc::new(pins);
+        let heartbeat = data_path
+            .heartbeat(Arc::clone(&pins))
+            .map_err(failed("cannot use the maps"))?;
         Ok(Self {
             cgroup,
             features,
@@ -138,9 +136,11 @@ impl KernelSetup {
             start_timer,
             logging_program: None,
             kernel_log: watch::Sender::default(),
-            pins: Arc::new(pins),
+            pins,
             strays,
             state,
+            heartbeat: Arc::new(heartbeat),
+            check_interval: config.bpf.check_interval,
         })
     }
 
@@ -218,8 +218,18 @@ impl KernelSetup {
         store: &mut Store,
         starting: &watch::Sender<Option<String>>,
     ) -> Result<Option<ClusterUpdate>, RoleError> {
+        let mut beats = interval(self.check_interval);
         loop {
-            let Some(update) = store.update().await else {
+            // The programs of an earlier process are in effect meanwhile.
+            let update = tokio::select! {
+                biased;
+                update = store.update() => update,
+                _ = beats.tick() => {
+                    self.heartbeat.beat(self.check_interval * HEARTBEAT_CHECKS);
+                    continue;
+                }
+            };
+            let Some(update) = update else {
                 return Ok(None);
             };
             if update.complete || !self.data_path.is_empty() {
@@ -289,7 +299,12 @@ impl KernelSetup {
             .map_err(|error: ProbeError| failed("the probe of the programs failed")(error))?;
         let attachment = self
             .data_path
-            .hold(attached, Arc::clone(&self.pins), &self.cgroup)
+            .hold(
+                attached,
+                Arc::clone(&self.pins),
+                &self.cgroup,
+                Arc::clone(&self.heartbeat),
+            )
             .map_err(failed("cannot pin the programs"))?;
         self.detach_strays();
         self.remove_replaced_maps();
@@ -368,6 +383,20 @@ impl KernelSetup {
             ));
         }
         Ok(())
+    }
+}
+
+/// Returns the settings for plans.
+fn plan_settings(config: &Config) -> PlanSettings {
+    PlanSettings {
+        node_name: config.node_name.clone(),
+        algorithm: config.service.algorithm,
+        node_port_addresses: config.service.node_ports(),
+        external_ips: config.service.external_ips,
+        node_addresses: config.service.node_addresses,
+        topology_keys: config.service.topology_keys,
+        namespace_share: config.service.namespace_share,
+        local_listeners: config.service.local_listeners.iter().copied().collect(),
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use tunnel_common::table::Map;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Attr, BPF_MAP_UPDATE_ELEM, open_map};
+use super::{Attr, BPF_MAP_UPDATE_ELEM, check_map, open_map};
 use crate::reconcile::{ReadError, WriteError};
 
 const BPF_MAP_LOOKUP_ELEM: i64 = 1;
@@ -48,6 +48,20 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
     /// Opens the map that a row of the table describes, through its pin in a directory.
     pub(in crate::bpf) fn open(directory: &Path, row: &'static Map) -> Result<Self, ReadError> {
         let (fd, entries) = open_map::<K, V>(directory, row)?;
+        Ok(Self {
+            row,
+            fd: Arc::new(fd),
+            entries,
+            types: PhantomData,
+        })
+    }
+
+    /// Uses a map that is already open, if it is the map that a row of the table describes.
+    pub(in crate::bpf) fn of_map(fd: OwnedFd, row: &'static Map) -> Result<Self, ReadError> {
+        let entries = check_map::<K, V>(fd.as_fd(), row).map_err(|source| ReadError {
+            map: row.name,
+            source,
+        })?;
         Ok(Self {
             row,
             fd: Arc::new(fd),

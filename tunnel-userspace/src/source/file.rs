@@ -18,7 +18,7 @@ use std::{
 };
 
 use background_reads::{BackgroundReads, FinishedRead};
-use directory::{Listing, ManifestPath, ReadCause, ReadJob, ReadResult};
+use directory::{Listing, ManifestPath, ReadCause, ReadJob, ReadLimits, ReadResult};
 use directory_state::DirectoryState;
 use directory_watch::{DirectoryChanges, DirectoryWatch};
 use parse::ParseCache;
@@ -82,8 +82,12 @@ impl FileSettings {
     }
 }
 
-/// Larger files are read in the background, so that they don't delay changes of other files.
-const MAX_FOREGROUND_BYTES: u64 = 1 << 20;
+/// Larger files are read in the background, so that they don't delay changes of other files. If many files change at
+/// once, those beyond the sum are read in the background, too.
+const MAX_FOREGROUND: ReadLimits = ReadLimits {
+    file_bytes: 1 << 20,
+    sum_bytes: 4 << 20,
+};
 
 /// The interval between polls for changes that inotify does not report.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -153,7 +157,7 @@ fn first_read(target: &ManifestPath, overlay: &Overlay) -> io::Result<(FileId, D
         if jobs.is_empty() {
             break;
         }
-        let results = target.read_all(directory_id, jobs, u64::MAX);
+        let results = target.read_all(directory_id, jobs, ReadLimits::NONE);
         let results = results.unwrap_or_default();
         state.record_all(results, &nothing, &mut overlay.edit(at));
         if state.has_unsettled() {
@@ -275,7 +279,9 @@ impl FileSource {
         self.background
             .discard(renamed.iter().map(|(from, _)| from));
         self.state.rename(&renamed, &mut self.overlay.edit(at));
-        if events_lost || self.state.directory_problem.is_some() {
+        // After the directory has been replaced, the events suffice for the files that it has. The next poll
+        // determines whether files are missing.
+        if events_lost {
             self.scan(at).await;
         } else if other_entry_changed {
             let found = fingerprints(self.state.links()).await;
@@ -396,7 +402,7 @@ impl FileSource {
             return;
         };
         let target = self.target.clone();
-        let read = move || target.read_all(directory_id, jobs, MAX_FOREGROUND_BYTES);
+        let read = move || target.read_all(directory_id, jobs, MAX_FOREGROUND);
         match blocking(read).await {
             Ok(Some(mut results)) => {
                 let is_large =

@@ -13,7 +13,7 @@ use tokio::{
     task::{Id, JoinSet, spawn_blocking},
 };
 
-use super::directory::{ManifestPath, ReadJob, ReadResult};
+use super::directory::{ManifestPath, ReadJob, ReadLimits, ReadResult};
 use crate::source::fingerprint::FileId;
 
 /// The maximum number of files that are read in the background at a time, because each may take much memory.
@@ -83,7 +83,7 @@ impl BackgroundReads {
         let (target, path) = (target.clone(), Arc::clone(&job.path));
         let permits = Arc::clone(&self.permits);
         let read = move || {
-            let results = target.read_all(directory_id, vec![job], u64::MAX);
+            let results = target.read_all(directory_id, vec![job], ReadLimits::NONE);
             results?.pop().map(|(_, result)| result)
         };
         let task = self.running.spawn(async move {

@@ -62,12 +62,47 @@ pub(super) enum ReadCause {
     Removed,
 }
 
+/// The files to read at once: those that exceed a limit are not read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadLimits {
+    /// The maximum size of a file, in bytes.
+    pub(super) file_bytes: u64,
+    /// The maximum size of all files together, in bytes.
+    pub(super) sum_bytes: u64,
+}
+
+impl ReadLimits {
+    pub(super) const NONE: Self = Self {
+        file_bytes: u64::MAX,
+        sum_bytes: u64::MAX,
+    };
+
+    /// Returns the maximum size that each of the files may have, given their current sizes. The smallest files are read
+    /// first, so that a flood of large ones doesn't delay them.
+    fn of_files(self, sizes: &[u64]) -> Vec<u64> {
+        let mut order: Vec<_> = sizes.iter().copied().enumerate().collect();
+        order.sort_by_key(|(_, size)| *size);
+        let mut limits = vec![0; sizes.len()];
+        let mut left = self.sum_bytes;
+        for (number, size) in order {
+            let Some(rest) = left.checked_sub(size) else {
+                break;
+            };
+            left = rest;
+            if let Some(limit) = limits.get_mut(number) {
+                *limit = self.file_bytes;
+            }
+        }
+        limits
+    }
+}
+
 /// The result of reading a file.
 #[derive(Debug)]
 pub(super) enum ReadResult {
     /// The file does not exist.
     Gone,
-    /// The file is larger than the caller asked for, so it was not read.
+    /// The file exceeds the caller's limits, so it was not read.
     Large(ReadCause),
     /// The file may be incomplete because it is still being written, so it must be polled.
     Unsettled,
@@ -154,18 +189,23 @@ impl ManifestPath {
         Ok(files)
     }
 
-    /// Reads the files, except those with more than `most` bytes. Returns `None` if a different directory is
-    /// now at the path.
+    /// Reads the files, except those that exceed the limits. Returns `None` if a different directory is now at the
+    /// path.
     pub(super) fn read_all(
         &self,
         directory_id: FileId,
         jobs: Vec<ReadJob>,
-        most: u64,
+        limits: ReadLimits,
     ) -> Option<Vec<(Arc<Path>, ReadResult)>> {
         if self.directory_id().ok() != Some(directory_id) {
             return None;
         }
-        let results = parallel::map(&jobs, MIN_PARALLEL, |_, job| self.read(job, most));
+        let size = |job: &ReadJob| fs::metadata(&job.path).map_or(0, |found| found.len());
+        let sizes: Vec<_> = jobs.iter().map(size).collect();
+        let limits = limits.of_files(&sizes);
+        let results = parallel::map(&jobs, MIN_PARALLEL, |number, job| {
+            self.read(job, limits.get(number).copied().unwrap_or_default())
+        });
         let paths = jobs.into_iter().map(|job| job.path);
         Some(paths.zip(results).collect())
     }
@@ -263,5 +303,58 @@ impl ManifestPath {
             parsed,
             cache,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_files_are_read_until_their_sum_exceeds_the_limit() {
+        let limits = ReadLimits {
+            file_bytes: 10,
+            sum_bytes: 25,
+        };
+        assert_eq!(limits.of_files(&[9, 8, 1, 7, 30]), [10, 10, 10, 10, 0]);
+        assert_eq!(limits.of_files(&[9, 9, 8, 1]), [10, 0, 10, 10]);
+        assert_eq!(ReadLimits::NONE.of_files(&[1 << 40; 2]), [u64::MAX; 2]);
+    }
+
+    #[test]
+    fn files_beyond_the_sum_are_not_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let target =
+            ManifestPath::new(directory.path(), &FileSettings::default()).expect("a directory");
+        let jobs = |target: &ManifestPath| -> Vec<_> {
+            let job = |path: Arc<Path>| ReadJob {
+                path,
+                cache: Arc::default(),
+                cause: ReadCause::Complete,
+            };
+            let files = target.list().expect("listed");
+            files.into_keys().map(job).collect()
+        };
+        for (name, size) in [("a", 60), ("b", 70), ("c", 50), ("d", 130), ("e", 0)] {
+            let path = directory.path().join(format!("{name}.yaml"));
+            fs::write(path, "#".repeat(size)).expect("written");
+        }
+        let limits = ReadLimits {
+            file_bytes: 100,
+            sum_bytes: 150,
+        };
+        let directory_id = target.directory_id().expect("a directory");
+
+        let results = target.read_all(directory_id, jobs(&target), limits);
+
+        let results = results.expect("read");
+        let is_large = |(_, result): &(_, ReadResult)| matches!(result, ReadResult::Large(_));
+        let large: Vec<_> = results.iter().map(is_large).collect();
+        assert_eq!(large, [false, true, false, true, false]);
+        assert!(
+            results
+                .iter()
+                .all(|it| is_large(it) || matches!(it.1, ReadResult::Parsed { .. }))
+        );
     }
 }

@@ -307,7 +307,10 @@ mod tests {
     use super::*;
     use crate::source::{
         Store,
-        file::{FileSettings, directory::ManifestPath},
+        file::{
+            FileSettings,
+            directory::{ManifestPath, ReadLimits},
+        },
         fingerprint::fingerprint,
     };
 
@@ -372,7 +375,7 @@ mod tests {
         let mut state = DirectoryState::default();
         let jobs = state.changed_files(&target.list().expect("listed"), &BTreeSet::new());
         let directory_id = target.directory_id().expect("a directory");
-        let results = target.read_all(directory_id, jobs, u64::MAX);
+        let results = target.read_all(directory_id, jobs, ReadLimits::NONE);
         let mut edit = overlay.edit(Duration::ZERO);
         state.record_all(results.expect("read"), &BTreeSet::new(), &mut edit);
 

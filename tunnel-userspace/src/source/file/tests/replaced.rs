@@ -1,6 +1,8 @@
 //! Tests for a directory that is replaced by another one.
 
-use std::{fs, os::unix::fs::symlink};
+use std::{fs, os::unix::fs::symlink, time::Duration};
+
+use tokio::time::Instant;
 
 use super::fixture::{self, service};
 
@@ -54,6 +56,38 @@ async fn objects_that_the_new_directory_lacks_are_deleted_once_it_is_quiet() {
     source.until_without_loss("a=10.0.1.1 b=10.0.0.2").await;
     source.until("a=10.0.1.1").await;
     source.until_problems(&[]).await;
+}
+
+#[tokio::test]
+async fn each_further_replacement_of_the_directory_starts_the_delay_again() {
+    let mut source = with_two_files().await;
+    let [directory, old, new] =
+        ["manifests", "old", "new"].map(|name| source.dir.path().join(name));
+    fs::create_dir(&new).expect("a directory");
+    fs::write(new.join("a.yaml"), service("a", "10.0.1.1")).expect("written");
+    fs::rename(&directory, &old).expect("renamed");
+    fs::rename(&new, &directory).expect("renamed");
+    let lacks_files =
+        ["manifests: was replaced by another directory, which lacks some of the files"];
+    source.until_problems(&lacks_files).await;
+
+    // The delay is one second.
+    let started = Instant::now();
+    let mut replaced_at = started;
+    while started.elapsed() < Duration::from_millis(2500) {
+        fs::rename(&directory, &new).expect("renamed");
+        source
+            .until_problems(&["manifests: can't be reached"])
+            .await;
+        fs::rename(&new, &directory).expect("renamed");
+        replaced_at = Instant::now();
+        source.until_problems(&lacks_files).await;
+    }
+    source.until_without_loss("a=10.0.1.1 b=10.0.0.2").await;
+    source.until("a=10.0.1.1").await;
+
+    let delay = replaced_at.elapsed();
+    assert!(delay >= Duration::from_secs(1), "deleted after {delay:?}");
 }
 
 #[tokio::test]

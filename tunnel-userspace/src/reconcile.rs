@@ -12,6 +12,7 @@
 //!
 //! - `background_job`: runs a job on its own thread, so that the loop need not wait for it
 //! - `grace_period`: holds removed entries until an RCU grace period has passed and they can be freed
+//! - `listener_log`: logs listeners that are ignored, at a limited rate
 //! - `listener_poll`: polls for local processes that listen on a Service's address
 //! - `map_access`: defines the traits for reading and writing maps
 //! - `migrate`: copies the contents of maps into maps of different sizes
@@ -23,6 +24,7 @@
 mod background_job;
 mod desired_plans;
 mod grace_period;
+mod listener_log;
 mod listener_poll;
 mod map_access;
 mod map_sync;

@@ -1,13 +1,16 @@
 //! An unprivileged user listens on a Service's address that is assigned to the node, and a Service claims an
 //! address of the node at which a process of the node listens.
 
+use std::{io, net::SocketAddr};
+
 use anyhow::{Result, ensure};
+use socket2::{Domain, Type};
 use tunnel_tests::{culvert_instance, manifest::NodeObject};
 
 use crate::{
     fixture::Scene,
     local_listeners::{
-        NAME, NodeLocalCache, TestListeners, expect_backend, prepared, until_listener,
+        CACHED, NAME, NodeLocalCache, TestListeners, expect_backend, prepared, until_listener,
     },
     service_addresses::{BALANCER, EXTERNAL, NODE_HTTP, configured, expect_all_answer, service},
     support::{DNS, Dialer, HOST, HTTP, ensure_eq, ports, until_eq},
@@ -85,6 +88,44 @@ fn a_listener_of_a_configured_user_takes_the_service_over() -> Result<()> {
     let cache = NodeLocalCache::of_user(host, USER)?;
     until_listener(&scene, true)?;
     cache.expect_all_traffic(&scene)
+}
+
+/// Returns how many of the Service's frontends have a local listener, and how many have one that is ignored.
+fn count_listeners(scene: &Scene) -> Result<[usize; 2]> {
+    let ports = ports(&scene.node.services()?, NAME);
+    let frontends = ports.iter().filter_map(|port| port["frontends"].as_array());
+    let frontends: Vec<_> = frontends.flatten().collect();
+    let count = |is_counted: fn(&serde_json::Value) -> bool| {
+        frontends.iter().filter(|it| is_counted(it)).count()
+    };
+    Ok([
+        count(|it| it["localListener"] == true),
+        count(|it| it["ignoredListenerUser"] == USER),
+    ])
+}
+
+#[test]
+fn a_socket_that_shares_the_address_of_roots_listener_gets_no_datagrams() -> Result<()> {
+    let scene = prepared("")?;
+    let host = scene.node.host();
+    scene.node.start()?;
+    let bind = |user| {
+        CACHED.ips().map(|ip| {
+            let domain = Domain::for_address((ip, DNS).into());
+            let socket = host.socket_of_user(domain, Type::DGRAM, user)?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&SocketAddr::from((ip, DNS)).into())?;
+            io::Result::Ok(socket)
+        })
+    };
+    let _roots = bind(0);
+    until_eq("listeners of root", [2, 0], || count_listeners(&scene))?;
+
+    let users = bind(USER);
+    until_eq("listeners", [0, 2], || count_listeners(&scene))?;
+    expect_backend(&scene)?;
+    drop(users);
+    until_eq("listeners of root", [2, 0], || count_listeners(&scene))
 }
 
 /// Returns the addresses of a Service's frontends, without those of node ports.

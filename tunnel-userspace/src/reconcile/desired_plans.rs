@@ -12,12 +12,13 @@ use std::{
 
 use foldhash::{HashMap, HashMapExt as _};
 use litemap::LiteMap;
-use tracing::{info, warn};
+use tracing::info;
 use tunnel_common::{reason::Reason, service::FrontendKey};
 
 use self::local_listeners::ListenerChange;
 pub(super) use self::local_listeners::LocalListeners;
 use super::{
+    listener_log::IgnoredListener,
     listener_poll::ListeningUsers,
     port_problems::{PortProblem, PortProblems},
 };
@@ -241,11 +242,14 @@ impl DesiredPlans {
     }
 
     /// Replaces the set of frontends that have a local listener. Ignores frontends whose address is not one
-    /// of this node's. Also returns the number of listeners that are newly ignored because of their users.
-    pub(super) fn set_listeners(&mut self, found: ListeningUsers) -> (PlanChanges, usize) {
+    /// of this node's. Also returns the changes of listeners that are ignored because of their users.
+    pub(super) fn set_listeners(
+        &mut self,
+        found: ListeningUsers,
+    ) -> (PlanChanges, Vec<IgnoredListener>) {
         let changed = self.listeners.set_listeners(found);
         let mut services = BTreeSet::new();
-        let mut newly_ignored = 0;
+        let mut ignored = Vec::new();
         for (frontend, change) in changed {
             let owner = self.frontend_owners.owner(&frontend);
             let service = owner.map(ToString::to_string).unwrap_or_default();
@@ -256,14 +260,16 @@ impl DesiredPlans {
                 ListenerChange::Gone => {
                     info!(%frontend, service, "local listener gone: sockets are translated");
                 }
-                ListenerChange::Ignored(user) => {
-                    let reason = Reason::ListenerIgnored.label();
-                    warn!(%frontend, service, user, reason, "local listener ignored");
-                    newly_ignored += 1;
-                }
-                ListenerChange::IgnoredGone => {
-                    info!(%frontend, service, "ignored local listener gone");
-                }
+                ListenerChange::Ignored(user) => ignored.push(IgnoredListener {
+                    frontend,
+                    service,
+                    user: Some(user),
+                }),
+                ListenerChange::IgnoredGone => ignored.push(IgnoredListener {
+                    frontend,
+                    service,
+                    user: None,
+                }),
             }
             services.extend(owner.map(|owner| owner.service.clone()));
         }
@@ -271,7 +277,7 @@ impl DesiredPlans {
             services,
             all_replanned: false,
         };
-        (changes, newly_ignored)
+        (changes, ignored)
     }
 
     /// Returns a Service's plan, minus any frontends that other Services own, along with the Service's

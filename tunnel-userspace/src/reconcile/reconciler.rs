@@ -6,6 +6,7 @@ use tunnel_common::{reason::Reason, table::MapSizes};
 use super::{
     desired_plans::{DesiredPlans, PlanChanges, PlanSettings, served},
     grace_period::{GracePeriod, RetiredEntries},
+    listener_log::ListenerLog,
     listener_poll::ListeningUsers,
     map_access::{AdoptError, MapReader, MapWriter},
     map_sync::MapSync,
@@ -15,6 +16,7 @@ use super::{
     },
 };
 use crate::{
+    clock::monotonic,
     model::{ClusterUpdate, ObjectName, ObjectWarning},
     plan::{HealthChecks, SteeringProblem},
 };
@@ -31,6 +33,7 @@ pub struct Reconciler<M> {
     /// The Services with frontends that no poll for listeners has covered yet. They are not written until one
     /// has. `None` if polling is off.
     pub(super) waiting_for_poll: Option<BTreeSet<ObjectName>>,
+    listener_log: ListenerLog,
 }
 
 impl<M: MapReader + MapWriter> Reconciler<M> {
@@ -53,6 +56,7 @@ impl<M: MapReader + MapWriter> Reconciler<M> {
             published: PublishedServices::default(),
             stale: false,
             waiting_for_poll: None,
+            listener_log: ListenerLog::default(),
         })
     }
 
@@ -121,10 +125,11 @@ impl<M> Reconciler<M> {
     /// Replaces the set of frontends that have a local listener. Ignores frontends whose address is not one
     /// of this node's. Doesn't write to the maps.
     pub fn set_listeners(&mut self, found: ListeningUsers) {
-        let (changed, newly_ignored) = self.desired.set_listeners(found);
-        for _ in 0..newly_ignored {
+        let (changed, ignored) = self.desired.set_listeners(found);
+        for _ in ignored.iter().filter(|it| it.user.is_some()) {
             self.sync.problems.count(Reason::ListenerIgnored);
         }
+        self.listener_log.log(&ignored, monotonic());
         self.mark_dirty(changed);
         if let Some(waiting) = &mut self.waiting_for_poll {
             self.sync.dirty.append(waiting);

@@ -31,7 +31,7 @@ pub(in crate::reconcile) struct LocalListeners {
     pub(in crate::reconcile) polled: BTreeSet<FrontendKey>,
     /// The frontends that have a local listener, of any user.
     pub(in crate::reconcile) found: ListeningUsers,
-    /// The frontends that have a local listener of a trusted user, to which they yield.
+    /// The frontends that have local listeners of trusted users only, to which they yield.
     pub(in crate::reconcile) with_listener: BTreeSet<FrontendKey>,
     /// The frontends that have a listener of another user, each with the lowest id of such a user. These
     /// listeners are ignored.
@@ -106,9 +106,11 @@ impl LocalListeners {
         let local = self.frontends();
         found.retain(|frontend, _| local.contains(frontend));
         let is_trusted = |user: &u32| self.trusted_users.contains(user);
+        // Beside the UDP socket of a trusted user that permits it (SO_REUSEADDR), another user's socket can bind the
+        // same address, and then gets the datagrams. So one socket of another user is enough to ignore all.
         let trusted = found
             .iter()
-            .filter(|(_, users)| users.iter().any(is_trusted));
+            .filter(|(_, users)| users.iter().all(is_trusted));
         let trusted: BTreeSet<_> = trusted.map(|(frontend, _)| *frontend).collect();
         let ignored = found.iter().filter_map(|(frontend, users)| {
             let user = users.iter().find(|user| !is_trusted(user))?;

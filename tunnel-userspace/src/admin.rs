@@ -8,6 +8,7 @@
 //! - `readiness`: `/readyz`, and the readiness check that the status, the metrics and the log share
 //! - `healthz`: `/healthz` and `/livez`, compatible with kube-proxy
 //! - `health_check_node_ports`: the Services' health check node ports
+//! - `client`: identifies the clients of a listener
 //! - `connection_limit`: the limits on the open connections of an HTTP listener
 //! - `flood_filter`: a socket filter against clients that flood a listener with connections
 //! - `http_server`: the HTTP server on TCP ports and on the admin socket
@@ -15,6 +16,7 @@
 //! - `fixture`: helpers for tests
 
 mod agent_routes;
+mod client;
 mod connection_limit;
 #[cfg(test)]
 mod fixture;

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    net::{IpAddr, Ipv6Addr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,6 +9,8 @@ use std::{
 };
 
 use tokio::task::AbortHandle;
+
+use super::client::{Client, ROOT};
 
 /// The open connections of a listener, oldest first.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub(super) struct ConnectionLimit {
 /// An open connection.
 #[derive(Debug)]
 struct OpenConnection {
-    source: Option<IpAddr>,
+    source: Option<Client>,
     has_sent_request: SentRequest,
     task: AbortHandle,
 }
@@ -43,10 +44,9 @@ impl ConnectionLimit {
     /// that has most of them loses one. A source thus can't displace the only connection of another source,
     /// unless all sources have only one. The oldest connection over which no request has been sent is closed
     /// first.
-    pub(super) fn make_room(&mut self, source: Option<IpAddr>) {
+    pub(super) fn make_room(&mut self, source: Option<Client>) {
         self.open
             .retain(|connection| !connection.task.is_finished());
-        let source = source.map(group);
         let mut counts = HashMap::<_, usize>::new();
         for connection in &self.open {
             *counts.entry(connection.source).or_default() += 1;
@@ -55,9 +55,12 @@ impl ConnectionLimit {
         let loser = if source.is_some() && own >= self.max.div_ceil(2) {
             source
         } else if self.open.len() >= self.max {
-            // Among equal sources, the one with the oldest connection loses.
+            // Among equal sources, the one with the oldest connection loses. Root's processes, such as the kubelet,
+            // lose no connection to others.
+            let may_lose = |it: &Option<Client>| *it != Some(ROOT) || source == *it;
             let sources = self.open.iter().map(|connection| connection.source).rev();
-            let count = |source: &Option<IpAddr>| counts.get(source).copied();
+            let sources = sources.filter(may_lose);
+            let count = |source: &Option<Client>| counts.get(source).copied();
             let Some(loser) = sources.max_by_key(count) else {
                 return;
             };
@@ -79,27 +82,15 @@ impl ConnectionLimit {
     /// Adds a connection that a task serves.
     pub(super) fn add(
         &mut self,
-        source: Option<IpAddr>,
+        source: Option<Client>,
         has_sent_request: SentRequest,
         task: AbortHandle,
     ) {
         self.open.push_back(OpenConnection {
-            source: source.map(group),
+            source,
             has_sent_request,
             task,
         });
-    }
-}
-
-/// Returns the address that stands for all addresses that one host can be expected to have: an IPv4 address
-/// itself, or the /64 prefix of an IPv6 address.
-pub(super) fn group(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let prefix = v6.to_bits() & (u128::MAX << 64);
-            Ipv6Addr::from_bits(prefix).into()
-        }
-        v4 => v4,
     }
 }
 
@@ -129,11 +120,15 @@ mod tests {
 
         /// Opens a connection from an address, and returns the numbers of the open connections.
         async fn open(&mut self, source: &'static str, has_sent_request: bool) -> Vec<usize> {
-            let address = source.parse().ok();
-            self.limit.make_room(address);
+            let client = match source {
+                "root" => Some(ROOT),
+                "user" => Some(Client::User(1000)),
+                _ => source.parse().ok().map(Client::of_address),
+            };
+            self.limit.make_room(client);
             let task = self.tasks.spawn(pending::<()>());
             let sent = Arc::new(AtomicBool::new(has_sent_request));
-            self.limit.add(address, sent, task.clone());
+            self.limit.add(client, sent, task.clone());
             self.connections.push(task);
             // The runtime ends an aborted task at the next opportunity.
             yield_now().await;
@@ -187,6 +182,18 @@ mod tests {
         assert_eq!(fixture.open("2001:db8:0:1::1", false).await, [1, 2, 3]);
         // A mapped address is an IPv4 address.
         assert_eq!(fixture.open("::ffff:192.0.2.1", false).await, [1, 2, 3, 4]);
+    }
+
+    #[tokio::test]
+    async fn root_loses_no_connection_to_other_clients() {
+        let mut fixture = Fixture::new();
+        for source in ["root", "root", "192.0.2.1", "user"] {
+            fixture.open(source, false).await;
+        }
+        assert_eq!(fixture.open("192.0.2.2", false).await, [0, 1, 3, 4]);
+        assert_eq!(fixture.open("user", false).await, [0, 1, 4, 5]);
+        // Root may have half of the connections itself.
+        assert_eq!(fixture.open("root", false).await, [1, 4, 5, 6]);
     }
 
     #[tokio::test]

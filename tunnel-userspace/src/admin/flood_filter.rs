@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     future, io,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -16,7 +16,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::connection_limit::group;
+use super::client::{Client, ClientFinder, ROOT};
 
 /// The time over which a client's connections are counted.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -33,26 +33,30 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The filter of one listener.
 #[derive(Debug, Default)]
-pub(super) struct FloodFilter(Mutex<Clients>);
+pub(super) struct FloodFilter {
+    clients: Mutex<Clients>,
+    finder: ClientFinder,
+}
 
 /// The clients of a listener.
 #[derive(Debug, Default)]
 struct Clients {
     window_start: Option<Instant>,
     /// The number of connections in the current window, by client.
-    counts: HashMap<IpAddr, u32>,
+    counts: HashMap<Client, u32>,
     /// The clients that are ignored, each with the time until which it is.
-    ignored: BTreeMap<IpAddr, Instant>,
+    ignored: BTreeMap<Client, Instant>,
     next_log: Option<Instant>,
 }
 
 impl FloodFilter {
-    /// Accepts a connection. Meanwhile, keeps the filter of the listener up to date.
+    /// Accepts a connection. Meanwhile, keeps the filter of the listener up to date. The filter can't recognise the
+    /// connections of this node's users, so those of a user that is ignored are closed as soon as they are accepted.
     pub(super) async fn accept(
         &self,
         name: &'static str,
         listener: &TcpListener,
-    ) -> io::Result<(TcpStream, SocketAddr)> {
+    ) -> io::Result<(TcpStream, Client)> {
         loop {
             let expiry = self.with_clients(|clients| clients.ignored.values().min().copied());
             let expired = async {
@@ -64,12 +68,21 @@ impl FloodFilter {
             tokio::select! {
                 accepted = listener.accept() => {
                     let (stream, peer) = accepted?;
-                    // A process on this node, such as the kubelet, has the address that it connects to.
-                    let is_local = stream.local_addr().is_ok_and(|own| own.ip() == peer.ip());
-                    if !is_local {
-                        self.count(name, listener, peer.ip());
+                    let client = match stream.local_addr() {
+                        Ok(own) => self.finder.find(own, peer),
+                        Err(_) => Client::of_address(peer.ip()),
+                    };
+                    // The kubelet runs as root.
+                    if client == ROOT {
+                        return Ok((stream, client));
                     }
-                    return Ok((stream, peer));
+                    self.count(name, listener, client);
+                    let is_ignored = self.with_clients(|clients| clients.ignored.contains_key(&client));
+                    if !is_ignored || matches!(client, Client::Address(_)) {
+                        return Ok((stream, client));
+                    }
+                    // A reset leaves the connection in no other state. If it fails, the connection is closed.
+                    drop(SockRef::from(&stream).set_linger(Some(Duration::ZERO)));
                 }
                 () = expired => {
                     self.with_clients(|clients| clients.expire(Instant::now()));
@@ -79,10 +92,10 @@ impl FloodFilter {
         }
     }
 
-    fn count(&self, name: &'static str, listener: &TcpListener, client: IpAddr) {
+    fn count(&self, name: &'static str, listener: &TcpListener, client: Client) {
         let now = Instant::now();
         let (is_new, is_logged) = self.with_clients(|clients| {
-            let is_new = clients.count(group(client), now);
+            let is_new = clients.count(client, now);
             let is_due = is_new && clients.next_log.is_none_or(|next| next <= now);
             if is_due {
                 clients.next_log = Some(now + LOG_INTERVAL);
@@ -92,7 +105,7 @@ impl FloodFilter {
         if is_logged {
             warn!(
                 endpoint = name,
-                client = %client.to_canonical(),
+                %client,
                 "a client opens too many connections; ignoring its new connections for a second at a time"
             );
         }
@@ -103,7 +116,12 @@ impl FloodFilter {
 
     /// Attaches the current filter to the listener.
     fn attach(&self, name: &'static str, listener: &TcpListener) {
-        let ignored = self.with_clients(|clients| clients.ignored.keys().copied().collect());
+        let address = |client: &Client| match client {
+            Client::Address(address) => Some(*address),
+            Client::User(_) | Client::Closed => None,
+        };
+        let ignored =
+            self.with_clients(|clients| clients.ignored.keys().filter_map(address).collect());
         let attached = SockRef::from(listener).attach_filter(&program(ignored, LOOPBACK));
         if let Err(error) = attached {
             warn!(endpoint = name, %error, "cannot filter the connections of a listener");
@@ -111,13 +129,13 @@ impl FloodFilter {
     }
 
     fn with_clients<T>(&self, run: impl FnOnce(&mut Clients) -> T) -> T {
-        run(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        run(&mut self.clients.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Clients {
     /// Counts a connection. Returns true if its client is ignored from now on.
-    fn count(&mut self, client: IpAddr, now: Instant) -> bool {
+    fn count(&mut self, client: Client, now: Instant) -> bool {
         if self.window_start.is_none_or(|start| now >= start + WINDOW) {
             self.window_start = Some(now);
             self.counts.clear();
@@ -226,14 +244,21 @@ mod tests {
 
     use super::*;
 
-    fn ip(text: &str) -> IpAddr {
-        text.parse().expect("an address")
+    fn client(text: &str) -> Client {
+        Client::of_address(text.parse().expect("an address"))
+    }
+
+    fn address(client: Client) -> IpAddr {
+        match client {
+            Client::Address(address) => address,
+            Client::User(_) | Client::Closed => panic!("{client} has no address"),
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_with_too_many_connections_is_ignored_for_a_second() {
         let mut clients = Clients::default();
-        let [attacker, other] = ["192.0.2.9", "192.0.2.1"].map(ip);
+        let [attacker, other] = ["192.0.2.9", "192.0.2.1"].map(client);
         for _ in 1..FLOOD {
             assert!(!clients.count(attacker, Instant::now()));
         }
@@ -256,7 +281,7 @@ mod tests {
         let mut clients = Clients::default();
         for _ in 0..10 {
             for _ in 1..FLOOD {
-                assert!(!clients.count(ip("192.0.2.1"), Instant::now()));
+                assert!(!clients.count(client("192.0.2.1"), Instant::now()));
             }
             advance(WINDOW).await;
         }
@@ -266,21 +291,21 @@ mod tests {
     async fn the_number_of_counted_and_ignored_clients_is_bounded() {
         let mut clients = Clients::default();
         for number in 0..u32::try_from(MAX_COUNTED).expect("a number") * 2 {
-            let client = IpAddr::from(number.to_be_bytes());
+            let client = Client::Address(number.to_be_bytes().into());
             for _ in 0..if number < 100 { FLOOD } else { 1 } {
                 clients.count(client, Instant::now());
             }
         }
         assert_eq!(clients.counts.len(), MAX_COUNTED);
         assert_eq!(clients.ignored.len(), MAX_IGNORED);
-        let ignored = clients.ignored.into_keys().collect();
+        let ignored = clients.ignored.into_keys().map(address).collect();
         assert!(program(ignored, LOOPBACK).len() < 4096);
     }
 
     /// Returns true if a client at `at` can connect to a listener that ignores the given clients.
     async fn connects(at: &str, ignored: &[&str], local: u32) -> bool {
         let listener = TcpListener::bind((at, 0)).await.expect("bound");
-        let ignored = ignored.iter().map(|text| group(ip(text)));
+        let ignored = ignored.iter().map(|text| address(client(text)));
         let filter = program(ignored.collect(), local);
         SockRef::from(&listener)
             .attach_filter(&filter)

@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     fs, io,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -30,6 +30,7 @@ use tokio::{
 use tracing::{debug, info};
 
 use super::{
+    client::Client,
     connection_limit::{ConnectionLimit, SentRequest},
     flood_filter::FloodFilter,
 };
@@ -85,8 +86,7 @@ pub async fn serve_tcp<S: Routes>(
         info!(endpoint = name, %address, "listening");
         let filter = FloodFilter::default();
         let accept = || filter.accept(name, &listener);
-        let source = |peer: &SocketAddr| Some(peer.ip());
-        serve(Arc::new(routes), accept, source, draining).await;
+        serve(Arc::new(routes), accept, |client| Some(*client), draining).await;
     };
     listen::bind_and_serve(
         format!("{name} {address}"),
@@ -177,7 +177,7 @@ pub fn serve_unix<S: Routes>(
 async fn serve<S: Routes, T, P, F>(
     routes: Arc<S>,
     accept: impl Fn() -> F + Send,
-    source: impl Fn(&P) -> Option<IpAddr> + Send + Sync,
+    source: impl Fn(&P) -> Option<Client> + Send + Sync,
     draining: watch::Receiver<bool>,
 ) where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,

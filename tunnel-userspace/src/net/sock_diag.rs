@@ -4,6 +4,7 @@ mod message;
 
 use std::{
     io,
+    net::SocketAddr,
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
@@ -17,7 +18,7 @@ use nix::{
         time::TimeVal,
     },
 };
-use tunnel_common::addr::Protocol;
+use tunnel_common::addr::{Address, Port, Protocol};
 
 use self::message::{ADDRESS_FAMILIES, Reply};
 pub use self::message::{ListedSocket, SocketFilter, is_connected};
@@ -82,6 +83,7 @@ impl DiagError {
 }
 
 const LIST: &str = "list sockets";
+const FIND: &str = "search for a socket";
 const END: &str = "end a socket";
 
 fn failed(step: &'static str) -> impl Fn(Errno) -> DiagError {
@@ -147,6 +149,31 @@ impl SockDiag {
             }
         }
         Ok(())
+    }
+
+    /// Returns the TCP socket that is bound to `local` and connected to `peer`, if it is in this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the kernel can't search for sockets.
+    pub fn find_connected(
+        &mut self,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Result<Option<ListedSocket>, DiagError> {
+        let mut found = None;
+        let request = |sequence| message::find(local, peer, sequence);
+        let ended = self.request(FIND, request, |socket| found = Some(socket))?;
+        let address = |at: SocketAddr| (Address::from_ip(at.ip()), Port::from_host(at.port()));
+        // Without such a socket, the kernel also searches for a listening one.
+        let is_wanted = |socket: &ListedSocket| {
+            (socket.local(), socket.peer()) == (address(local), address(peer))
+        };
+        match ended {
+            None => Ok(found.filter(is_wanted)),
+            Some(Errno::ENOENT) => Ok(None),
+            Some(errno) => Err(failed(FIND)(errno)),
+        }
     }
 
     /// Ends a socket: blocked calls on it fail with ECONNABORTED. Returns false if the socket has been

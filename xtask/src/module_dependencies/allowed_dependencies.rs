@@ -279,6 +279,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::identity::CertificateState",
             "crate::model",
             "crate::net::NetworkView",
+            "crate::net::SockDiag",
             "crate::plan::HealthChecks",
             "crate::plan::HealthCheckListeners",
             "crate::reconcile::PortCounterList",

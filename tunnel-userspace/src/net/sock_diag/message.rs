@@ -1,6 +1,8 @@
 //! The netlink messages for sock_diag(7): requests and replies about TCP and UDP sockets. This module does no
 //! I/O.
 
+use std::net::SocketAddr;
+
 use netlink_packet_sock_diag::{
     SockDiagDestroy, SockDiagMessage,
     constants::{AF_INET, AF_INET6},
@@ -16,12 +18,13 @@ use tunnel_common::addr::{Address, Port, Protocol};
 /// The address families to list sockets for. IPv6 includes sockets with v4-mapped addresses.
 pub(super) const ADDRESS_FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
 
-/// A listed socket's identity (its address family, addresses, ports, device and cookie), and its owner.
+/// A listed socket's identity (its address family, addresses, ports, device and cookie), its owner, and its inode.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ListedSocket {
     family: u8,
     id: SocketId,
     user: u32,
+    inode: u32,
 }
 
 impl ListedSocket {
@@ -36,6 +39,7 @@ impl ListedSocket {
             family: AF_INET6,
             id,
             user: 0,
+            inode: 0,
         }
     }
 
@@ -52,6 +56,13 @@ impl ListedSocket {
     #[must_use]
     pub const fn user(&self) -> u32 {
         self.user
+    }
+
+    /// Returns true if a process has the socket open. For a socket that is closed, but whose connection has not ended
+    /// yet, the kernel may report root as the user.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.inode != 0
     }
 
     /// Returns the address and port that the socket is connected to.
@@ -120,9 +131,33 @@ pub(super) fn list(family: u8, protocol: Protocol, filter: SocketFilter, sequenc
             family,
             id,
             user: 0,
+            inode: 0,
         },
     );
     message(NLM_F_REQUEST | NLM_F_DUMP, sequence, request)
+}
+
+/// Returns a request to find the TCP socket that is bound to `local` and connected to `peer`. The kernel may find a
+/// listening socket instead.
+pub(super) fn find(local: SocketAddr, peer: SocketAddr, sequence: u32) -> Vec<u8> {
+    let (local_ip, peer_ip) = (local.ip().to_canonical(), peer.ip().to_canonical());
+    let (family, mut id) = if local_ip.is_ipv4() {
+        (AF_INET, SocketId::new_v4())
+    } else {
+        (AF_INET6, SocketId::new_v6())
+    };
+    (id.source_address, id.source_port) = (local_ip, local.port());
+    (id.destination_address, id.destination_port) = (peer_ip, peer.port());
+    // `INET_DIAG_NOCOOKIE`.
+    id.cookie = [0xff; 8];
+    let socket = ListedSocket {
+        family,
+        id,
+        user: 0,
+        inode: 0,
+    };
+    let request = request(Protocol::TCP, StateFlags::all(), &socket);
+    message(NLM_F_REQUEST | NLM_F_ACK, sequence, request)
 }
 
 /// Returns a request to end a socket.
@@ -204,6 +239,7 @@ fn reply(message: NetlinkMessage<SockDiagMessage>, sequence: u32) -> Reply {
                 family: found.header.family,
                 id: found.header.socket_id,
                 user: found.header.uid,
+                inode: found.header.inode,
             });
         }
         NetlinkPayload::Noop | NetlinkPayload::Overrun(_) | NetlinkPayload::InnerMessage(_) | _ => {

@@ -106,6 +106,21 @@ fn a_udp_socket_that_connects_again_shows_the_address_that_it_dialled_last() -> 
     scene.give_back()
 }
 
+#[test]
+fn a_udp_socket_whose_second_connect_fails_keeps_showing_the_cluster_ip() -> Result<()> {
+    let scene = DIALLED.lease()?;
+    let socket = Dialer::V4.connect_udp(&scene.client, WEB, DNS)?;
+
+    // The socket lacks SO_BROADCAST.
+    let refused = socket.connect("255.255.255.255:53");
+    ensure_eq("error", errno(refused), Errno::EACCES)?;
+
+    let expected = Dialer::V4.reported_address(WEB, DNS);
+    ensure_eq("peer", socket.peer_addr()?, expected)?;
+    ensure_eq("server", query(&socket)?, "backend")?;
+    scene.give_back()
+}
+
 /// Programs a Service whose ClusterIP is the address of the pod `backend`, whose ports are that pod's ports,
 /// and whose own backend is the pod `other`.
 fn chain(scene: &Scene) -> Result<Vip> {

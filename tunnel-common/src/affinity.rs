@@ -29,7 +29,7 @@ impl Client {
     /// The kind of a client that is identified by its address.
     pub const ADDRESS: u32 = 0;
     const NAMESPACE: u32 = 1;
-    const USER: u32 = 2;
+    const USER_NAMESPACE: u32 = 2;
 
     /// Returns the client identified by an address.
     #[inline(always)]
@@ -48,12 +48,13 @@ impl Client {
         Self::of_number(cookie, Self::NAMESPACE)
     }
 
-    /// Returns the client identified by the id of a user: all network namespaces that belong to user namespaces of
-    /// this user.
+    /// Returns the client identified by a user namespace: all network namespaces that belong to it, or to user
+    /// namespaces in it. `number` is the kernel address of the user namespace, or 0 for all those that users without
+    /// privileges created.
     #[inline(always)]
     #[must_use]
-    pub const fn of_user(id: u64) -> Self {
-        Self::of_number(id, Self::USER)
+    pub const fn of_user_namespace(number: u64) -> Self {
+        Self::of_number(number, Self::USER_NAMESPACE)
     }
 
     #[inline(always)]
@@ -163,7 +164,7 @@ mod tests {
             Client::of_address(Address::from_ip([10, 1, 2, 3].into())),
             Client::of_address(Address::LOOPBACK_V6),
             Client::of_namespace(0x0123_4567_89ab_cdef),
-            Client::of_user(1000),
+            Client::of_user_namespace(1000),
         ] {
             let (kind, halves) = client.parts();
 
@@ -204,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn the_client_of_a_namespace_never_equals_that_of_an_address_or_a_user() {
+    fn the_client_of_a_namespace_never_equals_that_of_an_address_or_a_user_namespace() {
         let cookie = 0xffff_0a00_0001;
         let client = Client::of_namespace(cookie);
         let words = client.words();
         let address = Address::from_words([words[0], words[1], words[2], words[3]]);
 
         assert_ne!(client, Client::of_address(address));
-        assert_ne!(client, Client::of_user(cookie));
+        assert_ne!(client, Client::of_user_namespace(cookie));
         assert_ne!(
             Client::of_namespace(1),
             Client::of_namespace(1 << 32),

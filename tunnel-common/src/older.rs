@@ -102,7 +102,7 @@ fn matches(origin: &Origin, address: &Address, port: Port, direction: Direction)
     if origin.last_used == 0 {
         false
     } else if direction == Direction::FORWARD {
-        origin.flags & Origin::REPLACED == 0 && origin.vip_port == port && origin.vip == *address
+        !origin.is_replaced() && origin.vip_port == port && origin.vip == *address
     } else {
         origin.leads_to(address, port)
     }

@@ -69,7 +69,8 @@ impl Origin {
     /// Flag: the socket has chosen another backend for the VIP since. The translation is kept only because this
     /// backend may still answer.
     pub const REPLACED: u16 = 8;
-    /// Flag: the socket's last connect() used this translation. At most one translation of a socket has this flag.
+    /// Flag: a connect() of the socket used this translation, and no later one dialled its backend. It counts only
+    /// for a translation that leads to the socket's peer, because a later connect() may have failed.
     pub const CONNECTED: u16 = 16;
     /// The flags that stay with the socket when its translation is replaced.
     pub const LASTING_FLAGS: u16 = Self::OVERFLOWED | Self::HAS_OLDER;
@@ -142,6 +143,13 @@ impl Origin {
     #[must_use]
     pub const fn is_live(&self, now: u64) -> bool {
         self.last_used != 0 && now.saturating_sub(self.last_used) < UDP_IDLE_NS
+    }
+
+    /// Returns true if the socket has chosen another backend for the VIP since.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_replaced(&self) -> bool {
+        self.flags & Self::REPLACED != 0
     }
 
     /// Returns true if the socket's last connect() used this translation, or may have used it because the value

@@ -3,7 +3,7 @@
 //! A process can bind a socket to any loopback address and, with IP_FREEBIND, to addresses that its network
 //! namespace does not have. Such addresses do not identify a client. In a user namespace of its own, a process can
 //! give any number of addresses to any number of network namespaces. Session affinity therefore identifies them by
-//! the user.
+//! the user namespace.
 #![expect(unsafe_code, reason = "global functions need `no_mangle`")]
 
 use tunnel_common::{
@@ -32,8 +32,8 @@ const ADDRESSES: u32 = 8;
 /// The owner of a network namespace: the initial user namespace.
 const INITIAL: u64 = u64::MAX;
 
-/// The owner of a network namespace: a user namespace that root created in the initial one.
-const ROOT: u64 = u64::MAX - 1;
+/// The owner of a network namespace: a user namespace whose outermost one was not created by root.
+const ROOTLESS: u64 = 0;
 
 /// The byte offset of `prev` in `struct list_head`.
 const PREVIOUS: usize = size_of::<usize>();
@@ -53,8 +53,7 @@ impl<S: Sock> ClientContext for HookSocket<'_, S> {
         let owner = namespace_of(*sock).map_or(INITIAL, |socket| owner_of_namespace(socket));
         match owner {
             INITIAL => client,
-            ROOT => ClientScalars::new(&Client::of_namespace(sock.namespace())),
-            user => ClientScalars::new(&Client::of_user(user)),
+            namespace => ClientScalars::new(&Client::of_user_namespace(namespace)),
         }
     }
 
@@ -98,15 +97,16 @@ fn namespace_of<S: Sock>(sock: &S) -> Option<usize> {
     context::address_of_socket(sock.context())
 }
 
-/// Returns the owner of a socket's network namespace: [`INITIAL`], [`ROOT`], or the id of a user. A global function,
-/// for the same reason as [`first_v4`].
+/// Returns the owner of a socket's network namespace: [`INITIAL`], [`ROOTLESS`], or the kernel address of a user
+/// namespace that root created, as container runtimes do. A global function, for the same reason as [`first_v4`].
 ///
-/// If user namespaces are nested, this is the user who created the outermost one, because a user can be mapped to
-/// many others in it.
+/// If user namespaces are nested, this is the outermost one, because a process can create any number of others in
+/// it. All namespaces that users without privileges create count as one: such a user may be mapped to thousands of
+/// others, and each of these can create an outermost one.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn owner_of_namespace(socket: usize) -> u64 {
-    let user = || {
+    let find = || {
         let net: usize = read_kernel(socket + kernel_offset::<SOCK_NET>())?;
         let mut owner: usize = read_kernel(net + kernel_offset::<NET_OWNER>())?;
         let level: u32 = read_kernel(owner + kernel_offset::<OWNER_LEVEL>())?;
@@ -121,11 +121,10 @@ extern "C" fn owner_of_namespace(socket: usize) -> u64 {
             owner = read_kernel(owner + kernel_offset::<OWNER_PARENT>())?;
         }
         let user: u32 = read_kernel(owner + kernel_offset::<OWNER_USER>())?;
-        // Container runtimes create user namespaces as root. Nested ones are not theirs.
-        let is_of_runtime = user == 0 && level == 1;
-        Some(if is_of_runtime { ROOT } else { user.into() })
+        #[expect(clippy::as_conversions, reason = "an address as a number")]
+        Some(if user == 0 { owner as u64 } else { ROOTLESS })
     };
-    user().unwrap_or(ROOT)
+    find().unwrap_or(ROOTLESS)
 }
 
 /// Returns a socket's source address, if it is set and the socket's network namespace has it.

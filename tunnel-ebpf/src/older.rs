@@ -1,8 +1,7 @@
 //! Finds, stores and moves the older translations of UDP sockets (see `tunnel_common::older`).
 //!
-//! The steps are global functions, because the verifier checks a global function only once, and need not
-//! distinguish the numbers that it returns. All arguments are scalars or the context, because Linux 5.10 permits
-//! no others.
+//! The steps are global functions, because the verifier checks each of these only once, and need not distinguish
+//! their results. All arguments are scalars or the context, because Linux 5.10 permits no others.
 #![expect(unsafe_code, reason = "global functions need `no_mangle`")]
 
 mod shared;
@@ -25,8 +24,7 @@ use crate::{
 pub(crate) const NONE: u32 = u32::MAX;
 /// The last translation, which is in `origin`.
 pub(crate) const LAST: u32 = u32::MAX - 1;
-/// The translation is in `older_shared`. Smaller numbers stand for entries in `older_few`, and from [`FEW`] on
-/// for entries in `older_many`.
+/// The translation is in `older_shared`. Smaller numbers are entries of `older_few`, and of `older_many` from [`FEW`].
 const SHARED: u32 = FEW + MANY;
 /// The translation is in `overflow`.
 const OVERFLOW: u32 = SHARED + 1;
@@ -119,13 +117,15 @@ pub(crate) fn of_connect<S: Sock>(sock: &S, last: &Origin) -> Option<&'static Or
     maps::overflow(&key)
 }
 
-/// Clears [`Origin::CONNECTED`] in the older translations, because the socket connects again. Only the first one
-/// can have this flag.
+/// Clears [`Origin::CONNECTED`] in the older translation that leads to an address. Only the first one can have this
+/// flag.
 #[inline(always)]
-pub(crate) fn forget_connect(ctx: &SockAddrContext) {
+pub(crate) fn forget_connect(ctx: &SockAddrContext, address: &Address, port: Port) {
     if let Some(few) = maps::few(ctx) {
         let [front, ..] = &mut few.entries;
-        front.flags &= !Origin::CONNECTED;
+        if front.leads_to(address, port) {
+            front.flags &= !Origin::CONNECTED;
+        }
     }
 }
 
@@ -424,7 +424,7 @@ extern "C" fn move_many_to_shared(ctx: *mut bpf_sock_addr, from: u32, now: u64) 
     scratch.key = OverflowKey::new(sock.cookie(), moved.vip, moved.vip_port, Direction::FORWARD);
     // No hook runs when a kernel socket is closed, so its entries would never be removed. A replaced translation
     // would take the place of the one that the VIP has now.
-    let is_storable = moved.flags & Origin::REPLACED == 0 && !sock.is_kernel_socket();
+    let is_storable = !moved.is_replaced() && !sock.is_kernel_socket();
     let is_stored = is_storable && {
         shared::make_room(many, now);
         shared::store(many)

@@ -7,10 +7,15 @@
 //! time.
 
 use aya_ebpf::programs::SockContext;
-use tunnel_common::{addr::Protocol, origin::Origin, reason::Reason, service::FrontendKey};
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    origin::Origin,
+    reason::Reason,
+    service::FrontendKey,
+};
 
 use crate::{
-    context::Sock,
+    context::{self, Sock},
     event_log, maps,
     older::{self, Known},
     refusal::SystemCall,
@@ -56,6 +61,9 @@ impl<'a, S: Sock> Translations<'a, S> {
             return None;
         }
         let older = older::with_backend(self.sock, &address, port)?;
+        if older.is_replaced() && !older.is_live(context::now()) {
+            return None;
+        }
         self.sock.set(&older.vip, older.vip_port);
         event_log::vip_restored(older);
         Some(older)
@@ -117,7 +125,7 @@ impl<'a, S: Sock> Translations<'a, S> {
         }
         if let Some(last) = last {
             if call == SystemCall::Connect {
-                forget_connect(sock, last);
+                forget_connect(sock, last, &origin.backend, origin.backend_port);
             }
             if last.is_same(origin) {
                 maps::set_flags(last, last.flags | origin.flags & Origin::CONNECTED);
@@ -169,7 +177,7 @@ impl<'a, S: Sock> Translations<'a, S> {
         let Self { sock, last } = self;
         let Some(last) = last else { return };
         let (flags, tracked_by) = (last.flags & Origin::LASTING_FLAGS, last.tracked_by);
-        forget_connect(sock, last);
+        forget_connect(sock, last, &key.address, key.port);
         if flags != 0 {
             older::remove(sock.context(), &key.address, key.port);
         }
@@ -190,12 +198,15 @@ impl<'a, S: Sock> Translations<'a, S> {
     }
 }
 
-/// Clears [`Origin::CONNECTED`] in a socket's translations, because the socket connects again.
+/// Clears [`Origin::CONNECTED`] in a socket's translations that lead to the address that it now connects to. The
+/// others keep it, because the connect() may fail, and the socket then keeps its peer.
 #[inline(always)]
-fn forget_connect<S: Sock>(sock: &S, last: &'static Origin) {
-    maps::set_flags(last, last.flags & !Origin::CONNECTED);
+fn forget_connect<S: Sock>(sock: &S, last: &'static Origin, address: &Address, port: Port) {
+    if last.leads_to(address, port) {
+        maps::set_flags(last, last.flags & !Origin::CONNECTED);
+    }
     if last.has_older() {
-        older::forget_connect(sock.context());
+        older::forget_connect(sock.context(), address, port);
     }
 }
 

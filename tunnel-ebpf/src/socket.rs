@@ -94,7 +94,10 @@ fn find_frontend<S: Sock>(sock: &S, key: &FrontendKey) -> Lookup<FrontendRecord<
 #[inline(always)]
 pub(crate) fn receive<S: Sock>(sock: &S) {
     if let Some(origin) = Translations::of(sock).restore_sender() {
-        maps::touch(origin, context::now());
+        // Otherwise, late answers would keep the translation for ever.
+        if !origin.is_replaced() {
+            maps::touch(origin, context::now());
+        }
     }
 }
 

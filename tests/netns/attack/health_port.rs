@@ -140,6 +140,7 @@ fn expect_probes_during(scene: &Scene, flood: Flood<'_>, attacker: &str) -> Resu
 }
 
 #[test]
+#[ignore = "independent of the kernel: the daemon counts connections, and every kernel runs the filter"]
 fn probes_from_the_node_succeed_during_a_flood_of_connections_from_outside() -> Result<()> {
     for (ip, attacker) in [
         (HOST.v4.into(), format!("client={OUTSIDE_V4}")),
@@ -159,6 +160,7 @@ fn probes_from_the_node_succeed_during_a_flood_of_connections_from_outside() -> 
 }
 
 #[test]
+#[ignore = "independent of the kernel: the daemon counts and closes connections"]
 fn probes_from_the_node_succeed_during_a_flood_of_requests_from_a_user_of_the_node() -> Result<()> {
     for ip in HOST.ips() {
         let scene = Scene::web(&["backend"])?;

@@ -233,15 +233,19 @@ fn addresses_in_a_user_namespace_do_not_evict_the_affinity_of_others() -> Result
         Ok(())
     })?;
 
-    // All network namespaces of a user are one client. Those that root creates, as container runtimes do, are one
-    // client each.
+    // The user namespaces that users create are one client. Those that root creates, as container runtimes do, are
+    // one client each.
     let connect = |sandbox: &Sandbox| -> Result<()> {
         sandbox.ip("link set lo up")?;
         let socket = sandbox.socket(Domain::IPV4, Type::DGRAM)?;
         let _no_route = socket.connect(&Dialer::V4.address(WEB, DNS).into());
         Ok(())
     };
-    for (user, expected) in [(UNPRIVILEGED, [2, 0]), (0, [0, 2])] {
+    for (user, expected) in [
+        (UNPRIVILEGED, [2, 0]),
+        (UNPRIVILEGED + 1, [2, 0]),
+        (0, [0, 2]),
+    ] {
         let create = |name| network.create_in_user_namespace(&format!("{name}-{user}"), user);
         let sandboxes = [create("one")?, create("two")?];
         let reasons = ["translated_affinity", "translated"];

@@ -111,8 +111,10 @@ impl Attachment {
     #[must_use]
     pub fn check(&self, valid_for: Duration) -> AttachmentView {
         let mut state = self.state();
+        let view = state.check();
+        // Written last, because the check may have pinned everything in another directory.
         state.heartbeat.beat(valid_for);
-        state.check()
+        view
     }
 
     /// Makes other processes recognise by the maps that this daemon is running, until `valid_for` has passed.

@@ -37,7 +37,8 @@ pub enum StrayError {
     #[error(
         "another culvert has its programs on cgroup {cgroup}, and runs where this process can't see it, such as in \
          another PID namespace (its pin directory has {daemon}; `bpftool map show id {map}` shows its process); stop \
-         it first, or set bpf.cgroup to another cgroup. If it was killed, try again in {valid_for:?}"
+         it first, or set bpf.cgroup to another cgroup. If it was killed, try again in {}",
+        whole_seconds(*valid_for)
     )]
     RunningElsewhere {
         /// The cgroup's directory.
@@ -51,9 +52,10 @@ pub enum StrayError {
     },
     /// The pin directory contains pins of a Culvert that runs with another pin directory.
     #[error(
-        "another culvert is running with the maps that are pinned in {pins} (its own pin directory has {daemon}); to \
-         remove the pins in this directory without detaching its programs: rm -r {pins}. If it was killed, try again \
-         in {valid_for:?}"
+        "another culvert is running with the maps that are pinned in {pins} (its own pin directory has {daemon}). If it \
+         was killed, try again in {}. If it still runs then, `rm -r {pins}` removes the pins in this directory, and \
+         detaches nothing",
+        whole_seconds(*valid_for)
     )]
     RunningWithPins {
         /// The pin directory.
@@ -97,4 +99,9 @@ pub enum StrayError {
         /// The pin directory.
         pins: PathBuf,
     },
+}
+
+/// Formats a duration in seconds, rounded up.
+fn whole_seconds(duration: Duration) -> String {
+    format!("{} s", duration.as_secs() + 1)
 }

@@ -82,11 +82,17 @@ impl FileSettings {
     }
 }
 
-/// Larger files are read in the background, so that they don't delay changes of other files. If many files change at
-/// once, those beyond the sum are read in the background, too.
-const MAX_FOREGROUND: ReadLimits = ReadLimits {
+/// Larger files are read in the background, so that they don't delay changes of other files. If many files are written
+/// at once, those beyond the sum are read in the background, too.
+const WRITTEN_FILES: ReadLimits = ReadLimits {
     file_bytes: 1 << 20,
-    sum_bytes: 4 << 20,
+    sum_bytes: 16 << 20,
+};
+/// The limits if the directory or links have been replaced. All files but large ones then change in one step, so that an
+/// object that moves from one file to another is never missing.
+const REPLACED_FILES: ReadLimits = ReadLimits {
+    sum_bytes: u64::MAX,
+    ..WRITTEN_FILES
 };
 
 /// The interval between polls for changes that inotify does not report.
@@ -286,7 +292,7 @@ impl FileSource {
         } else if other_entry_changed {
             let found = fingerprints(self.state.links()).await;
             let jobs = self.state.swapped_links(&found);
-            self.read(jobs, at).await;
+            self.read(jobs, REPLACED_FILES, at).await;
         }
         let writing = self.watch.writing();
         let touched = touched
@@ -304,7 +310,7 @@ impl FileSource {
                 jobs.push(self.state.job(&path, ReadCause::Removed));
             }
         }
-        self.read(jobs, at).await;
+        self.read(jobs, WRITTEN_FILES, at).await;
     }
 
     /// Polls for changes that inotify does not report.
@@ -326,7 +332,7 @@ impl FileSource {
         let found = fingerprints(self.state.files_to_poll()).await;
         let jobs = self.state.poll(found, self.watch.writing());
         self.watch.mark_closed(&jobs);
-        self.read(jobs, at).await;
+        self.read(jobs, WRITTEN_FILES, at).await;
     }
 
     /// Starts watching whatever directory is now at the path, and scans it.
@@ -374,7 +380,7 @@ impl FileSource {
             // The missing files may still be created.
             jobs.retain(|job| listing.contains_key(&job.path));
         }
-        self.read(jobs, at).await;
+        self.read(jobs, REPLACED_FILES, at).await;
     }
 
     /// Returns true if files that are missing from a listing count as deleted. If the directory was replaced,
@@ -397,12 +403,12 @@ impl FileSource {
         is_filled
     }
 
-    async fn read(&mut self, jobs: Vec<ReadJob>, at: Duration) {
+    async fn read(&mut self, jobs: Vec<ReadJob>, limits: ReadLimits, at: Duration) {
         let Some(directory_id) = self.directory_id.filter(|_| !jobs.is_empty()) else {
             return;
         };
         let target = self.target.clone();
-        let read = move || target.read_all(directory_id, jobs, MAX_FOREGROUND);
+        let read = move || target.read_all(directory_id, jobs, limits);
         match blocking(read).await {
             Ok(Some(mut results)) => {
                 let is_large =
@@ -440,9 +446,12 @@ impl FileSource {
         }
         if is_outdated {
             let job = self.state.job(&path, ReadCause::Removed);
-            self.read(vec![job], monotonic()).await;
+            self.read(vec![job], WRITTEN_FILES, monotonic()).await;
         }
-        self.publish_report();
+        // The report takes time that grows with the number of files. Meanwhile, each poll publishes it.
+        if self.background.is_idle() {
+            self.publish_report();
+        }
     }
 
     fn lose_directory(&mut self, error: &io::Error) {

@@ -127,6 +127,7 @@ impl KernelSetup {
         let heartbeat = data_path
             .heartbeat(Arc::clone(&pins))
             .map_err(failed("cannot use the maps"))?;
+        heartbeat.beat(config.bpf.check_interval * HEARTBEAT_CHECKS);
         Ok(Self {
             cgroup,
             features,
@@ -373,6 +374,8 @@ impl KernelSetup {
         steering
             .write_probe_key(&key, own_cookie)
             .map_err(failed("cannot write the steering maps"))?;
+        // The heartbeat is in the same record.
+        self.heartbeat.beat(self.check_interval * HEARTBEAT_CHECKS);
         let is_refused = probe.connect();
         let namespace = steering
             .remove_probe_key(&key)

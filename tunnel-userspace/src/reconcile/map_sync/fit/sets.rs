@@ -86,7 +86,8 @@ impl Fit<'_> {
     /// Returns an error if sets don't fit only because no range of free slots is long enough, and either sets of
     /// other ports may be moved, or entries will be freed.
     fn wait_for_range(&self, limit: Limit, candidate: &Candidate) -> Result<(), WaitsForEntries> {
-        if !matches!(limit, Limit::LongestRange(_)) || !self.may_move && !self.is_waiting {
+        let will_be_freed = self.is_waiting && !self.has_waited;
+        if !matches!(limit, Limit::LongestRange(_)) || !self.may_move && !will_be_freed {
             return Ok(());
         }
         let range = self.may_move.then(|| candidate.new_slots());

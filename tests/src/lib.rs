@@ -16,6 +16,7 @@ pub mod environment;
 pub mod executor;
 pub mod fake_kubelet;
 pub mod feature;
+pub mod hostile_peer;
 pub mod http;
 pub mod interrupt;
 mod ip;

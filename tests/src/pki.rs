@@ -29,7 +29,7 @@ const VALIDITY: Duration = Duration::from_hours(24);
 const ORGANIZATIONS: [&str; 2] = ["culvert:agents", "culvert:gateways"];
 
 /// The DNS name in gateways' certificates. Agents verify it.
-const GATEWAY: &str = "gateway.culvert.dev";
+pub const GATEWAY: &str = "gateway.culvert.dev";
 
 /// Generates a key pair, and returns the private key and the public key in PEM.
 pub fn key_pair() -> Result<[String; 2]> {

@@ -4,6 +4,8 @@
     reason = "prints the times, which it also limits"
 )]
 
+mod frames;
+
 use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, TcpStream},

@@ -159,6 +159,11 @@ impl Tunnel {
         self.cloud_settings.gateway.listen
     }
 
+    /// Makes agents that are started from now on connect to another gateway.
+    pub(crate) const fn set_gateway(&mut self, gateway: SocketAddr) {
+        self.cloud_settings.gateway.listen = gateway;
+    }
+
     /// Returns the paths of the certificate files for the gateway, or for a node's agent.
     pub(crate) fn files(&self, stem: &str) -> PemFiles {
         PemFiles::in_directory(self.directory.path(), stem)

@@ -13,6 +13,7 @@ mod backoff;
 mod copy;
 mod dial;
 mod error_code;
+mod frame_limit;
 pub mod gateway;
 mod gateway_session;
 mod handshakes;

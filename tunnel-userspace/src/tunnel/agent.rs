@@ -149,6 +149,17 @@ impl ConnectionTask {
         // A session whose gateway is draining continues alongside its replacement.
         let mut sessions = JoinSet::new();
         loop {
+            // A faulty gateway may keep draining without ever ending its sessions.
+            while sessions.len() >= MAX_SESSIONS_PER_SLOT {
+                let error = format!(
+                    "waiting for one of {MAX_SESSIONS_PER_SLOT} sessions to end, whose gateway drains"
+                );
+                self.set_state(ConnectionState::Backoff, None, Some(error));
+                tokio::select! {
+                    _ = sessions.join_next() => {}
+                    () = drain::begun(&mut draining) => break,
+                }
+            }
             self.set_state(ConnectionState::Connecting, None, None);
             let result = tokio::select! {
                 result = Box::pin(self.connect()) => result,
@@ -179,9 +190,9 @@ impl ConnectionTask {
                     match event {
                         Some(SessionEvent::GatewayDrains) => {
                             info!(gateway = self.gateway, "the gateway drains");
-                            // Without these limits, sessions would pile up if a faulty gateway kept draining.
-                            reconnect_now =
-                                uptime >= MIN_LIFETIME && sessions.len() < MAX_SESSIONS_PER_SLOT;
+                            // Without this limit, the agent would dial a gateway that drains at once without
+                            // pause.
+                            reconnect_now = uptime >= MIN_LIFETIME;
                         }
                         Some(SessionEvent::Ended(error)) => self.report_failure(error),
                         None => self.report_failure("the task of the session panicked".to_owned()),

@@ -23,7 +23,7 @@ use super::{
     dial,
     error_code::{StreamSide, code_of, reason_of_code, reason_of_error, refusal_response},
     hello,
-    http2::{self, TlsConnection},
+    http2::{self, ServerConnection, TlsConnection},
     keepalive::wait_for_silence,
     socket::{Meter, set_stream_options},
     traffic::Traffic,
@@ -59,11 +59,9 @@ pub(super) enum SessionEvent {
     Ended(String),
 }
 
-type Connection = h2::server::Connection<TlsConnection, Bytes>;
-
 /// A session that has completed the exchange of hellos.
 pub(super) struct EstablishedSession {
-    connection: Connection,
+    connection: ServerConnection,
     hello: RecvStream,
     pub(super) traffic: Arc<Traffic>,
     meter: Arc<Meter>,
@@ -87,8 +85,7 @@ async fn exchange_hello(
     tls: TlsConnection,
 ) -> Result<EstablishedSession, String> {
     let meter = tls.get_ref().0.meter();
-    let builder = http2::server_builder(&shared.common.limits);
-    let handshake = builder.handshake(tls).await;
+    let handshake = http2::accept(&shared.common.limits, tls).await;
     let mut connection = handshake.map_err(|error| chain(&error))?;
     let first = connection.accept().await;
     let (request, respond) = first
@@ -140,7 +137,7 @@ async fn exchange_hello(
 }
 
 /// Sends the queued frames, but gives up after [`RESET_TIMEOUT`].
-async fn flush(connection: &mut Connection) {
+async fn flush(connection: &mut ServerConnection) {
     let sent = async { while connection.accept().await.is_some() {} };
     drop(timeout(RESET_TIMEOUT, sent).await);
 }

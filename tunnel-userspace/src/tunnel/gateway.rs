@@ -32,7 +32,7 @@ use super::{
     gateway_session::{RateMeter, Session},
     handshakes::Handshakes,
     hello,
-    http2::{self, TlsConnection},
+    http2::{self, ClientConnection},
     keepalive::wait_for_silence,
     session_threads::{SessionThreads, ThreadHandle},
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
@@ -259,7 +259,7 @@ struct EstablishedSession {
     /// Resets the session's streams when set to true.
     stop: watch::Sender<bool>,
     hello: SendStream<Bytes>,
-    connection: h2::client::Connection<TlsConnection, Bytes>,
+    connection: ClientConnection,
     meter: Arc<Meter>,
 }
 
@@ -289,7 +289,7 @@ async fn handshake(
     http2::finish_handshake(&mut tls)?;
 
     let limits = &shared.common.limits;
-    let (mut sender, mut connection) = http2::client_builder(limits).handshake(tls).await?;
+    let (mut sender, mut connection) = http2::connect(limits, tls).await?;
     let (answer, hello) = tokio::select! {
         hello = hello::send(&mut sender) => hello?,
         ended = &mut connection => {
@@ -358,7 +358,12 @@ async fn run_session(
     let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
-        ended = &mut connection => Some(ended.map_err(|error| chain(&error))),
+        ended = &mut connection => Some(ended.map_err(|error| {
+            if http2::is_protocol_error(&error) {
+                sessions.report_problem(&node, Reason::ProtocolError, &chain(&error));
+            }
+            chain(&error)
+        })),
         () = &mut quiet => Some(Err(format!("no sign of life for {:?}", limits.ping_timeout))),
         () = drain::begun(&mut draining) => None,
     };

@@ -27,6 +27,7 @@ use super::{
     allow_list::{LOOPBACK, TARGET_HEADER},
     copy::TunnelStream,
     error_code::{StreamSide, code_of, reason_of_error, reason_of_refusal},
+    http2::{self, ResponseError},
     session_threads::ThreadHandle,
     sessions::SessionView,
     traffic::{StreamSlot, Traffic},
@@ -121,13 +122,19 @@ impl Session {
             }
         }
         let answered = tokio::select! {
-            answered = timeout(ANSWER_TIMEOUT, answer) => answered.map_err(|_elapsed| Reason::DialTimedOut),
+            answered = timeout(ANSWER_TIMEOUT, http2::response(answer)) => answered.map_err(|_elapsed| Reason::DialTimedOut),
             _ = client.ready(Interest::ERROR) => Err(Reason::ClientReset),
             () = never_opened(&mut sender) => Err(Reason::StreamLimit),
             () = self.stopped() => Err(Reason::Draining),
         };
         let answer = match answered {
-            Ok(answer) => answer.map_err(lost)?,
+            Ok(Ok(answer)) => answer,
+            Ok(Err(ResponseError::Lost(error))) => return Err(lost(error)),
+            Ok(Err(error @ ResponseError::Interim(_))) => {
+                debug!(node = %self.node, %error, "the stream is reset");
+                send.send_reset(code_of(Reason::ProtocolError));
+                return Err(Reason::ProtocolError);
+            }
             Err(reason) => {
                 send.send_reset(code_of(reason));
                 return Err(reason);

@@ -11,7 +11,10 @@ use http::{Method, Request, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
-use super::error_code::{code_of, refusal_response};
+use super::{
+    error_code::{code_of, refusal_response},
+    http2,
+};
 
 /// The newest protocol version that this release supports.
 const NEWEST: u32 = 1;
@@ -61,6 +64,8 @@ pub(super) struct AgentHello {
 pub(super) enum HelloError {
     #[error("the connection was lost during the hello")]
     Lost(#[from] h2::Error),
+    #[error("the agent did not answer the hello")]
+    NoResponse(#[from] http2::ResponseError),
     #[error("the hello is longer than {MAX_HELLO} bytes")]
     TooLong,
     #[error("the hello of the peer is not valid")]
@@ -98,7 +103,7 @@ pub(super) async fn send(
     let request = Request::post(URI).body(())?;
     let (response, mut body) = sender.send_request(request, false)?;
     body.send_data(line.into(), false)?;
-    let response = response.await?;
+    let response = http2::response(response).await?;
     let status = response.status();
     let text = read_hello(&mut response.into_body(), HelloEnd::Body).await?;
     if status != StatusCode::OK {

@@ -61,6 +61,22 @@ pub fn interim_response(stream: u32, fields: usize) -> Vec<u8> {
     frame(frame_type::HEADERS, END_HEADERS, stream, &headers)
 }
 
+/// Returns the first bytes of a TLS client, a whole ClientHello.
+pub fn client_hello() -> Result<Vec<u8>> {
+    let mut config = ClientConfig::builder_with_provider(pki::provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    let name = ServerName::try_from(pki::GATEWAY)?;
+    let mut connection = ClientConnection::new(Arc::new(config), name)?;
+    let mut bytes = Vec::new();
+    while connection.wants_write() {
+        connection.write_tls(&mut bytes)?;
+    }
+    Ok(bytes)
+}
+
 trait Tls: Read + Write + Send {}
 impl<T: Read + Write + Send> Tls for T {}
 
@@ -114,7 +130,7 @@ impl HostilePeer {
     /// Answers the gateway's hello as an agent does.
     pub fn answer_hello(&mut self) -> Result<()> {
         let stream = self.next_request()?;
-        let hello = json!({ "protocol": 1, "session": "hostile" }).to_string();
+        let hello = json!({ "protocol": 1, "session": "hostile", "boot": "hostile" }).to_string();
         // `:status 200` (RFC 7541 appendix A, entry 8).
         self.send(&frame(frame_type::HEADERS, END_HEADERS, stream, &[0x88]))?;
         self.send(&frame(
@@ -123,6 +139,19 @@ impl HostilePeer {
             stream,
             hello.as_bytes(),
         ))
+    }
+
+    /// Refuses the next request as an agent does whose allow-list lacks the target.
+    pub fn deny_target(&mut self) -> Result<()> {
+        let stream = self.next_request()?;
+        // `:status 403` as a literal, then a field with a new name.
+        let mut headers = vec![8, 3, b'4', b'0', b'3', 0];
+        for text in ["culvert-reason", "target_denied"] {
+            headers.push(u8::try_from(text.len())?);
+            headers.extend(text.as_bytes());
+        }
+        let flags = END_HEADERS | END_STREAM;
+        self.send(&frame(frame_type::HEADERS, flags, stream, &headers))
     }
 
     /// Sends a gateway's hello on stream 1. If `is_last` is true, the gateway announces at once that it is

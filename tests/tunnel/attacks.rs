@@ -5,6 +5,8 @@
 )]
 
 mod frames;
+mod handshakes;
+mod shared_certificate;
 
 use std::{
     io::{Read as _, Write as _},

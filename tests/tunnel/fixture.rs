@@ -60,6 +60,10 @@ pub(crate) struct TunnelSettings {
     pub(crate) nodes: Vec<(&'static str, Vec<SocketAddr>)>,
     /// The allow-list for every agent. If it is `None`, each agent allows the targets on its own node.
     pub(crate) allow: Option<Vec<SocketAddr>>,
+    /// The gateway's limit on concurrent handshakes.
+    pub(crate) handshakes: usize,
+    /// The timeout for each of them.
+    pub(crate) handshake_timeout: Duration,
     /// The limits for sessions on the gateway.
     pub(crate) gateway_limits: SessionLimits,
     /// The limits for sessions on the agents.
@@ -82,6 +86,8 @@ impl TunnelSettings {
         Self {
             nodes,
             allow: None,
+            handshakes: HANDSHAKES,
+            handshake_timeout: HANDSHAKE_TIMEOUT,
             agent_limits: limits.clone(),
             gateway_limits: limits,
         }
@@ -113,8 +119,8 @@ impl TunnelSettings {
             gateway: gateway::GatewaySettings {
                 listen: ANY_LOOPBACK_PORT,
                 max_sessions: 1000,
-                max_pending_handshakes: HANDSHAKES,
-                handshake_timeout: HANDSHAKE_TIMEOUT,
+                max_pending_handshakes: self.handshakes,
+                handshake_timeout: self.handshake_timeout,
             },
             ingress: ANY_PORT,
             prefix: PREFIX,

@@ -152,8 +152,8 @@ reasons! {
         HandshakeFailed = 38, "handshake_failed", "a TLS or tunnel handshake failed";
         /// A TLS or tunnel handshake timed out.
         HandshakeTimedOut = 39, "handshake_timed_out", "a TLS or tunnel handshake timed out";
-        /// Refused: the limit on handshakes in progress, or on sessions, has been reached.
-        HandshakeLimit = 40, "handshake_limit", "refused: the limit of handshakes (tunnel.gateway.maxPendingHandshakes), of sessions (maxSessions), or of sessions of this node is reached";
+        /// Refused: the limit on handshakes in progress has been reached.
+        HandshakeLimit = 40, "handshake_limit", "refused: the limit of handshakes (tunnel.gateway.maxPendingHandshakes) is reached";
         /// Refused: the certificate is not an agent's, or names no node.
         IdentityRejected = 41, "identity_rejected", "refused: the certificate is not an agent's, or names no node";
         /// Ignored: a field is invalid; the object is used without it.
@@ -179,6 +179,10 @@ reasons! {
         NodeAddressRefused = 59, "node_address_refused", "not programmed at an external IP or load balancer address that is an address of this node (service.nodeAddresses)";
         /// Ignored: a process of an untrusted user listens on a cluster IP that an interface of this node has.
         ListenerIgnored = 60, "listener_ignored", "ignored: a process of a user that is not in service.localListeners listens on a cluster IP of this node";
+        /// Refused: the gateway's limit on sessions, or on sessions of one node, has been reached.
+        SessionLimit = 62, "session_limit", "refused: the limit on sessions of the gateway, or of this node, is reached";
+        /// Two machines use the certificate of one node.
+        CertificateShared = 63, "certificate_shared", "two machines use the certificate of one node";
         /// Not programmed, or not with all endpoints: no range of free slots is long enough.
         SlotsFragmented = 64, "slots_fragmented", "not programmed as planned: bpf.maps.slots has enough free entries, but too few of them in a row";
     }

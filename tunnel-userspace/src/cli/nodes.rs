@@ -20,7 +20,7 @@ pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
             lines.push(line);
         }
         for line in &mut lines {
-            line.push(node.last_error.clone().unwrap_or_default());
+            line.push(last_error(node, now));
         }
         rows.extend(table::with_name_column(node.node.clone(), lines));
     }
@@ -39,10 +39,24 @@ pub(super) const COLUMNS: [&str; 9] = [
     "LAST ERROR",
 ];
 
+/// Formats a node's last error and its age.
+fn last_error(node: &NodeView, now: Timestamp) -> String {
+    let error = node.last_error.as_ref();
+    let aged = error.map(|error| match node.last_error_at {
+        Some(at) => format!("{} ago: {error}", age(at, now)),
+        None => error.clone(),
+    });
+    aged.unwrap_or_default()
+}
+
 fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
     let traffic = &session.traffic;
     let rtt = traffic.rtt_seconds;
-    let rtt = rtt.map(|rtt| format!("{:.1} ms", rtt * 1000.0));
+    let rtt = if traffic.suspect {
+        Some("no answer".to_owned())
+    } else {
+        rtt.map(|rtt| format!("{:.1} ms", rtt * 1000.0))
+    };
     let days_left = session.certificate_expires.duration_since(now).as_secs() / DAY;
     vec![
         session.peer.to_string(),
@@ -102,9 +116,11 @@ mod tests {
             peer: "192.0.2.7:4242".parse().expect("an address"),
             since: second(1_000),
             release: "0.1.0".to_owned(),
+            boot: String::new(),
             certificate_expires: second(1_000 + 30 * DAY),
             traffic: TrafficView {
                 rtt_seconds: Some(0.0123),
+                suspect: false,
                 streams: 3,
                 bytes_in: 12_345,
                 bytes_out: 7,
@@ -115,8 +131,11 @@ mod tests {
             sessions,
             last_seen,
             last_error: last_error.map(str::to_owned),
+            last_error_at: last_error.map(|_| second(1_050)),
         };
-        let (sessions, error) = (vec![session.clone(), session], "agent not connected");
+        let mut silent = session.clone();
+        silent.traffic.suspect = true;
+        let (sessions, error) = (vec![session, silent], "agent not connected");
         let nodes = [
             node("edge-1", sessions, Some(second(1_060)), None),
             node("edge-2", Vec::new(), Some(second(1_018)), Some(error)),
@@ -124,10 +143,10 @@ mod tests {
         ];
 
         let expected = "\
-NODE     PEER             SINCE                RTT       STREAMS   IN        OUT   CERTIFICATE   LAST ERROR
-edge-1   192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
-         192.0.2.7:4242   60 s                 12.3 ms   3         12.3 kB   7 B   29 d
-edge-2   not connected    last seen 42 s ago                                                     agent not connected
+NODE     PEER             SINCE                RTT         STREAMS   IN        OUT   CERTIFICATE   LAST ERROR
+edge-1   192.0.2.7:4242   60 s                 12.3 ms     3         12.3 kB   7 B   29 d
+         192.0.2.7:4242   60 s                 no answer   3         12.3 kB   7 B   29 d
+edge-2   not connected    last seen 42 s ago                                                       10 s ago: agent not connected
 edge-3   not connected    never connected";
 
         assert_eq!(render(&nodes, second(1_060)), expected);

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     pin::pin,
     sync::Arc,
     time::Duration,
@@ -20,7 +20,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+    time::{Instant, interval, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_rustls::{TlsAcceptor, TlsStream};
 use tracing::{debug, info, warn};
@@ -30,11 +30,12 @@ use super::{
     ACCEPT_PAUSE, CommonSettings, SessionView, Sessions, TrafficView,
     dial::set_mark,
     gateway_session::{RateMeter, Session},
-    handshakes::Handshakes,
+    handshakes::{Admission, Handshakes},
     hello,
     http2::{self, ClientConnection},
     keepalive::wait_for_silence,
     session_threads::{SessionThreads, ThreadHandle},
+    sessions::SessionEvent,
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
     traffic::Traffic,
 };
@@ -42,6 +43,8 @@ use crate::{drain, duration, error_chain::chain, identity, listen};
 
 /// The time limit for sending resets to the peer before the connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_millis(500);
+/// The interval between checks whether two machines use a node's certificate.
+const SHARING_INTERVAL: Duration = Duration::from_secs(15);
 /// The interval between checks for open streams while draining.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The unencrypted TLS alert `internal_error` (RFC 8446 section 6), which is sent to agents while the gateway
@@ -69,7 +72,7 @@ impl Default for GatewaySettings {
         Self {
             listen: SocketAddr::from(([0, 0, 0, 0], 10_262)),
             max_sessions: 10_000,
-            max_pending_handshakes: 256,
+            max_pending_handshakes: 4096,
             handshake_timeout: Duration::from_secs(10),
         }
     }
@@ -187,30 +190,26 @@ fn start_handshake(
         let source = source.to_string().into();
         sessions.report_problem(&source, Reason::HandshakeLimit, &error);
     };
-    let source = source_address(accepted.peer);
-    if sessions.len() >= shared.settings.max_sessions {
-        report_limit(source, "the limit tunnel.gateway.maxSessions is reached");
-        return;
-    }
+    let peer = accepted.peer;
     let id = sessions.next_id();
     let runtime = accepted.thread.runtime().clone();
     let task = handle_connection(Arc::clone(shared), id, accepted, draining);
-    let spawn = || tasks.spawn_on(task, &runtime);
-    if let Some(evicted) = shared.handshakes.begin(id, source, spawn) {
-        let limit = "tunnel.gateway.maxPendingHandshakes";
-        report_limit(
-            evicted,
-            &format!("its oldest handshake was aborted: the limit {limit} is reached"),
-        );
-    }
-}
-
-/// Returns the source address under which a peer's handshakes are counted: its IPv4 address, or the /64
-/// prefix of its IPv6 address, since an IPv6 host may use any address in its /64.
-fn source_address(peer: SocketAddr) -> IpAddr {
-    match peer.ip().to_canonical() {
-        IpAddr::V4(v4) => v4.into(),
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+    match shared
+        .handshakes
+        .begin(id, peer, || tasks.spawn_on(task, &runtime))
+    {
+        Admission::Started => {}
+        Admission::Evicted(source) => {
+            let limit = "tunnel.gateway.maxPendingHandshakes";
+            report_limit(
+                source,
+                &format!("its oldest handshake was aborted: the limit {limit} is reached"),
+            );
+        }
+        Admission::Refused => report_limit(
+            peer.ip().to_canonical(),
+            "agents with a certificate have all handshakes of tunnel.gateway.maxPendingHandshakes",
+        ),
     }
 }
 
@@ -238,10 +237,24 @@ async fn handle_connection(
         Ok(Err(failed)) => failed,
         Err(elapsed) => HandshakeError(Reason::HandshakeTimedOut, io::Error::from(elapsed).into()),
     };
-    let source = source_address(peer).to_string().into();
+    let source = peer.ip().to_canonical().to_string().into();
     shared
         .sessions
-        .report_problem(&source, reason, &chain(&*error));
+        .report_problem(&source, reason, &describe(&*error));
+}
+
+/// Describes why a handshake failed.
+fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let tls = error
+        .downcast_ref::<io::Error>()
+        .and_then(|error| error.get_ref())
+        .and_then(|error| error.downcast_ref::<rustls::Error>());
+    if let Some(rustls::Error::AlertReceived(alert)) = tls {
+        return format!(
+            "the peer refused this gateway's certificate or handshake (TLS alert {alert:?})"
+        );
+    }
+    chain(error)
 }
 
 /// The error from a failed handshake, and the reason to count it under.
@@ -287,16 +300,28 @@ async fn handshake(
         .map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
     let mut tls = TlsStream::Server(tls);
     http2::finish_handshake(&mut tls)?;
+    if !shared.handshakes.verify(id, &agent.node) {
+        let error = format!("{} has too many handshakes in progress", agent.node);
+        return Err(HandshakeError(Reason::HandshakeLimit, error.into()));
+    }
+    let (sessions, max_sessions) = (&shared.sessions, shared.settings.max_sessions);
+    let room = sessions.check_room(&agent.node, peer.ip().to_canonical(), max_sessions);
+    let refused = room.err().map(|limit| limit.to_string());
 
     let limits = &shared.common.limits;
     let (mut sender, mut connection) = http2::connect(limits, tls).await?;
-    let (answer, hello) = tokio::select! {
-        hello = hello::send(&mut sender) => hello?,
-        ended = &mut connection => {
-            ended?;
-            return Err("the agent closed the connection during the handshake".into());
-        }
+    let answered = tokio::select! {
+        hello = hello::send(&mut sender, refused.clone()) => hello.map_err(HandshakeError::from),
+        ended = &mut connection => Err(ended.map_or_else(HandshakeError::from, |()| {
+            "the agent closed the connection during the handshake".into()
+        })),
     };
+    // An agent that is refused closes the connection, possibly before its answer is read.
+    if let Some(limit) = refused {
+        let error = format!("{}: {limit}", agent.node);
+        return Err(HandshakeError(Reason::SessionLimit, error.into()));
+    }
+    let (answer, hello) = answered?;
     let (stop, stopped) = watch::channel(false);
     let session = Session {
         id,
@@ -306,6 +331,7 @@ async fn handshake(
             peer,
             since: Timestamp::now(),
             release: answer.release,
+            boot: answer.boot,
             certificate_expires: agent.expires,
             traffic: TrafficView::default(),
         },
@@ -340,24 +366,37 @@ async fn run_session(
     } = established;
     let (sessions, limits) = (&shared.sessions, &shared.common.limits);
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
-    let (peer, release) = (
-        session.initial_view.peer,
-        session.initial_view.release.clone(),
-    );
-    let (id, name) = (session.id, session.initial_view.name.clone());
+    let (id, view) = (session.id, session.initial_view.clone());
     // This handle keeps the connection's thread running until the last bytes of its streams have been sent.
     let _thread = session.thread.clone();
-    if !sessions.insert(session, shared.settings.max_sessions) {
-        let error = "the limit of sessions, tunnel.gateway.maxSessions or 32 of a node, is reached";
-        sessions.report_problem(&node, Reason::HandshakeLimit, &error);
+    if let Err(error) = sessions.insert(session, shared.settings.max_sessions) {
+        sessions.report_problem(&node, Reason::SessionLimit, &error);
         return;
     }
-    info!(%node, %peer, release, session = name, "agent connected");
+    let log_event = |event, detail: &str| {
+        let (node, peer, name) = (&node, view.peer, view.name.as_str());
+        let session = SessionEvent {
+            node,
+            peer,
+            name,
+            detail,
+        };
+        sessions.log_event(event, &session);
+    };
+    log_event("connected", &view.release);
 
     let ping = connection.ping_pong();
     let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
     let mut connection = pin!(connection);
+    let check_sharing = async {
+        let mut interval = interval(SHARING_INTERVAL);
+        loop {
+            interval.tick().await;
+            sessions.report_shared_certificate(&node);
+        }
+    };
     let ended = tokio::select! {
+        () = check_sharing => None,
         ended = &mut connection => Some(ended.map_err(|error| {
             if http2::is_protocol_error(&error) {
                 sessions.report_problem(&node, Reason::ProtocolError, &chain(&error));
@@ -372,7 +411,7 @@ async fn run_session(
         let text = error
             .as_deref()
             .unwrap_or("the agent closed the connection");
-        info!(%node, %peer, error = text, "agent disconnected");
+        log_event("disconnected", text);
         sessions.remove(&node, id, error);
         return;
     }

@@ -37,6 +37,9 @@ pub(super) struct GatewayHello {
     pub(super) release: String,
     #[serde(default)]
     pub(super) features: Vec<String>,
+    /// The gateway's reason for refusing the session, which ends after the hello.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) refused: Option<String>,
 }
 
 /// The agent's reply to the gateway's hello.
@@ -74,6 +77,8 @@ pub(super) enum HelloError {
     Protocol(u32),
     #[error("the agent refused the hello with status {0}: {1}")]
     Refused(StatusCode, String),
+    #[error("the gateway refused the session: {0}")]
+    RefusedByGateway(String),
     #[error("the first stream of the session is not a hello")]
     NoHello,
     #[error("cannot build the request of the hello")]
@@ -89,14 +94,16 @@ fn choose_version(newest: u32) -> Result<u32, HelloError> {
 }
 
 /// Sends the gateway's hello. Returns the agent's reply and the request body, which stays open until the
-/// gateway drains.
+/// gateway drains. `refused` is the reason if the gateway refuses the session.
 pub(super) async fn send(
     sender: &mut SendRequest<Bytes>,
+    refused: Option<String>,
 ) -> Result<(AgentHello, SendStream<Bytes>), HelloError> {
     let ask = GatewayHello {
         protocol: NEWEST,
         release: env!("CARGO_PKG_VERSION").to_owned(),
         features: Vec::new(),
+        refused,
     };
     let mut line = serde_json::to_vec(&ask)?;
     line.push(b'\n');
@@ -121,6 +128,7 @@ fn parse_agent_hello(text: &[u8]) -> Result<AgentHello, HelloError> {
     }
     answer.release = sanitise(&answer.release);
     answer.session = sanitise(&answer.session);
+    answer.boot = sanitise(&answer.boot);
     Ok(answer)
 }
 
@@ -137,12 +145,15 @@ pub(super) async fn respond(
     }
     let mut body = request.into_body();
     match read_gateway_hello(&mut body).await {
-        Ok(protocol) => {
+        Ok((protocol, refused)) => {
             answer.protocol = protocol;
             let response = Response::new(());
             let mut stream = respond.send_response(response, false)?;
             stream.send_data(serde_json::to_vec(&answer)?.into(), true)?;
-            Ok(body)
+            match refused {
+                Some(reason) => Err(HelloError::RefusedByGateway(sanitise(&reason))),
+                None => Ok(body),
+            }
         }
         Err(error) => {
             let refused = refusal_response(Reason::ProtocolError);
@@ -153,10 +164,11 @@ pub(super) async fn respond(
     }
 }
 
-async fn read_gateway_hello(body: &mut RecvStream) -> Result<u32, HelloError> {
+/// Returns the protocol version to use, and the gateway's reason if it refuses the session.
+async fn read_gateway_hello(body: &mut RecvStream) -> Result<(u32, Option<String>), HelloError> {
     let line = read_hello(body, HelloEnd::Line).await?;
     let ask: GatewayHello = serde_json::from_slice(&line)?;
-    choose_version(ask.protocol)
+    Ok((choose_version(ask.protocol)?, ask.refused))
 }
 
 /// Parses `text` as the agent's hello, and as the gateway's. Used by the fuzz target.

@@ -222,30 +222,63 @@ pub(super) async fn forward(
     mut tcp: TcpStream,
     stopped: watch::Receiver<bool>,
 ) -> (Reason, Option<TcpStream>) {
-    let permitted = async {
-        // The permit is taken first, so that a connection to a node without a session is refused immediately.
-        let permit = sessions.take_permit(&target.node)?;
-        let first = read_first_bytes(&mut tcp).await;
-        // The session may have ended in the meantime. Another session with the node may still be open.
-        if permit.session.is_open() {
-            return Ok((permit, first));
-        }
-        Ok((sessions.take_permit(&target.node)?, first))
-    };
-    let (permit, first) = match permitted.await {
-        Ok(permitted) => permitted,
+    // The permit is taken first, so that a connection to a node without a session is refused immediately.
+    let mut permit = match sessions.take_permit(&target.node) {
+        Ok(permit) => permit,
         Err(reason) => return (reason, Some(tcp)),
     };
+    let first = read_first_bytes(&mut tcp).await;
+    // The session may have ended in the meantime. Another session with the node may still be open.
+    if !permit.session.is_open() {
+        permit = match sessions.take_permit(&target.node) {
+            Ok(permit) => permit,
+            Err(reason) => return (reason, Some(tcp)),
+        };
+    }
+    let session = Arc::clone(&permit.session);
+    let (reason, tcp) = match run_on_session(permit, target, (first.clone(), tcp), &stopped).await {
+        StreamOutcome::Ended(reason, tcp) => return (reason, tcp),
+        StreamOutcome::NotOpened(reason, tcp) => (reason, tcp),
+    };
+    let other = match reason {
+        // Two machines may use the node's certificate, one of them wrongly.
+        Reason::TargetDenied => sessions.take_permit_elsewhere(&session),
+        // The agent may have got the first bytes, which must not be sent twice.
+        Reason::AgentConnectionLost if first.is_empty() => sessions.take_permit(&target.node).ok(),
+        _ => None,
+    };
+    let Some(permit) = other else {
+        return (reason, Some(tcp));
+    };
+    match run_on_session(permit, target, (first, tcp), &stopped).await {
+        StreamOutcome::Ended(reason, tcp) => (reason, tcp),
+        StreamOutcome::NotOpened(reason, tcp) => (reason, Some(tcp)),
+    }
+}
+
+/// The end of a stream.
+enum StreamOutcome {
+    /// The agent has not accepted the stream, for this reason. The client has received nothing.
+    NotOpened(Reason, TcpStream),
+    /// The stream has ended for this reason. The connection is for the caller to close.
+    Ended(Reason, Option<TcpStream>),
+}
+
+/// Runs a stream on its session's thread.
+async fn run_on_session(
+    permit: StreamPermit,
+    target: &SteeringTarget,
+    (first, tcp): (Bytes, TcpStream),
+    stopped: &watch::Receiver<bool>,
+) -> StreamOutcome {
     let runtime = permit.session.thread.runtime().clone();
     let mut task = JoinSet::new();
-    task.spawn_on(
-        run_stream(permit, target.clone(), (first, tcp), stopped),
-        &runtime,
-    );
+    let stream = run_stream(permit, target.clone(), (first, tcp), stopped.clone());
+    task.spawn_on(stream, &runtime);
     match task.join_next().await {
-        Some(Ok(ended)) => ended,
+        Some(Ok(outcome)) => outcome,
         // The task panicked, or the session's thread is gone.
-        Some(Err(_)) | None => (Reason::AgentConnectionLost, None),
+        Some(Err(_)) | None => StreamOutcome::Ended(Reason::AgentConnectionLost, None),
     }
 }
 
@@ -255,10 +288,10 @@ async fn run_stream(
     target: SteeringTarget,
     (first, tcp): (Bytes, TcpStream),
     mut stopped: watch::Receiver<bool>,
-) -> (Reason, Option<TcpStream>) {
+) -> StreamOutcome {
     let session = &permit.session;
     let Ok(mut tcp) = move_to_current_runtime(tcp) else {
-        return (Reason::ClientReset, None);
+        return StreamOutcome::Ended(Reason::ClientReset, None);
     };
     let mut stop = std::pin::pin!(drain::begun(&mut stopped));
     let stream = tokio::select! {
@@ -267,7 +300,7 @@ async fn run_stream(
     };
     let stream = match stream {
         Ok(stream) => stream,
-        Err(reason) => return (reason, Some(tcp)),
+        Err(reason) => return StreamOutcome::NotOpened(reason, tcp),
     };
     let stopped = async {
         tokio::select! {
@@ -276,7 +309,7 @@ async fn run_stream(
         }
     };
     let reason = copy::run(&mut tcp, stream, &session.traffic, stopped).await;
-    (reason, Some(tcp))
+    StreamOutcome::Ended(reason, Some(tcp))
 }
 
 /// Reads the client's first bytes. There are none if the client waits for the server to speak first.

@@ -4,17 +4,18 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
 use super::{
@@ -28,6 +29,14 @@ use crate::model::{SteeringTarget, SteeringTargets};
 /// The maximum number of sessions per node. It leaves room for broken sessions that the gateway has not
 /// detected yet.
 const MAX_PER_NODE: usize = 32;
+/// The maximum number of a node's sessions from one address, so that a stolen certificate that is used from
+/// elsewhere leaves room for the node's agent.
+const MAX_PER_SOURCE: usize = 16;
+/// The time for which sessions of two machines may overlap without being reported. A machine that reboots
+/// leaves broken sessions behind.
+const OVERLAP: Duration = Duration::from_secs(30);
+/// The time for which an error is shown.
+const ERROR_LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 
 /// The JSON view of a node, as seen by its gateway.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -39,8 +48,11 @@ pub struct NodeView {
     pub sessions: Vec<SessionView>,
     /// The time when the node last had an open session.
     pub last_seen: Option<Timestamp>,
-    /// The last error, either from connecting to the node or from one of its sessions.
+    /// The last error, either from connecting to the node or from one of its sessions, if it is less than an
+    /// hour old.
     pub last_error: Option<String>,
+    /// The time of the last error.
+    pub last_error_at: Option<Timestamp>,
 }
 
 /// The JSON view of a session with an agent.
@@ -55,11 +67,20 @@ pub struct SessionView {
     pub since: Timestamp,
     /// The agent's release.
     pub release: String,
+    /// The boot ID of the agent's machine; empty if the agent sent none.
+    pub boot: String,
     /// The time when the agent's certificate expires.
     pub certificate_expires: Timestamp,
     /// The session's traffic counters.
     #[serde(flatten)]
     pub traffic: TrafficView,
+}
+
+impl SessionView {
+    /// Returns what identifies the machine at the other end.
+    fn machine(&self) -> (&str, IpAddr) {
+        (&self.boot, self.peer.ip())
+    }
 }
 
 /// The registry of sessions, grouped by node, with reason counters and log rate limits. It also keeps nodes
@@ -74,13 +95,15 @@ pub struct Sessions {
     /// does not suppress messages about nodes.
     node_log_limit: LogLimit,
     other_log_limit: LogLimit,
+    /// The rate limit for messages about connected and disconnected agents.
+    event_log_limit: LogLimit,
 }
 
 #[derive(Debug, Default)]
 struct Node {
     sessions: Vec<Arc<Session>>,
     last_seen: Option<Timestamp>,
-    last_error: Option<NodeError>,
+    last_error: Option<(NodeError, Timestamp)>,
 }
 
 /// The last error, either from connecting to the node or from one of its sessions.
@@ -123,7 +146,8 @@ impl Sessions {
                 sessions: node.sessions.iter().map(|it| it.view()).collect(),
                 last_seen: node.last_alive(now),
                 // Formatted only now, because the text contains the time since the agent was last seen.
-                last_error: node.last_error.as_ref().map(|it| it.describe(node, now)),
+                last_error: node.recent_error(now).map(|(it, _)| it.describe(node, now)),
+                last_error_at: node.recent_error(now).map(|(_, at)| *at),
             };
             (Arc::clone(name), view)
         }));
@@ -147,18 +171,51 @@ impl Sessions {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds a session, on which streams can then be opened. Returns false if there are already `max`
-    /// sessions, or if the session's node already has [`MAX_PER_NODE`].
-    pub(super) fn insert(&self, session: Session, max: usize) -> bool {
-        let mut nodes = self.nodes.lock();
-        let node = nodes.entry(Arc::clone(&session.node)).or_default();
-        if self.len() >= max || node.sessions.len() >= MAX_PER_NODE {
-            return false;
+    /// Returns an error that names the limit if a node can't have another session from this address.
+    pub(super) fn check_room(
+        &self,
+        node: &str,
+        source: IpAddr,
+        max: usize,
+    ) -> Result<(), SessionLimit> {
+        if self.len() >= max {
+            return Err(SessionLimit::All(max));
         }
+        let nodes = self.nodes.lock();
+        nodes
+            .get(node)
+            .map_or(Ok(()), |node| node.check_room(source))
+    }
+
+    /// Adds a session, on which streams can then be opened. Returns an error if there is no room for it.
+    pub(super) fn insert(&self, session: Session, max: usize) -> Result<(), SessionLimit> {
+        let mut nodes = self.nodes.lock();
+        if self.len() >= max {
+            return Err(SessionLimit::All(max));
+        }
+        let node = nodes.entry(Arc::clone(&session.node)).or_default();
+        node.check_room(session.initial_view.peer.ip().to_canonical())?;
         node.last_error = None;
         node.sessions.push(Arc::new(session));
         self.count.fetch_add(1, Ordering::AcqRel);
-        true
+        Ok(())
+    }
+
+    /// Reports that two machines use a node's certificate, if the node has had sessions with both for longer
+    /// than [`OVERLAP`].
+    pub(super) fn report_shared_certificate(&self, name: &Arc<str>) {
+        let mut nodes = self.nodes.lock();
+        let now = Timestamp::now();
+        let Some(node) = nodes.get_mut(name) else {
+            return;
+        };
+        let views = node.sessions.iter().map(|session| &session.initial_view);
+        let Some(text) = describe_sharing(&views.collect::<Vec<_>>(), now) else {
+            return;
+        };
+        node.last_error = Some((NodeError::Ended(text.clone()), now));
+        drop(nodes);
+        self.report_problem(name, Reason::CertificateShared, &text);
     }
 
     /// Removes a session. `error` is the cause if the session ended unexpectedly.
@@ -170,15 +227,31 @@ impl Sessions {
         node.sessions.retain(|session| session.id != id);
         node.last_seen = Some(Timestamp::now());
         if let Some(error) = error {
-            node.last_error = Some(NodeError::Ended(error));
+            node.last_error = Some((NodeError::Ended(error), Timestamp::now()));
         }
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Takes a permit to open a stream on the least loaded of a node's sessions.
     pub(super) fn take_permit(&self, node: &Arc<str>) -> Result<StreamPermit, Reason> {
+        self.take_permit_among(node, |_| true)
+    }
+
+    /// Takes a permit to open a stream on a session of the same node with another machine.
+    pub(super) fn take_permit_elsewhere(&self, session: &Session) -> Option<StreamPermit> {
+        let machine = session.initial_view.machine();
+        let is_elsewhere = |other: &Session| other.initial_view.machine() != machine;
+        self.take_permit_among(&session.node, is_elsewhere).ok()
+    }
+
+    fn take_permit_among(
+        &self,
+        node: &Arc<str>,
+        is_candidate: impl Fn(&Session) -> bool,
+    ) -> Result<StreamPermit, Reason> {
         let mut sessions = self.nodes.lock().get(node).map_or_else(Vec::new, |node| {
-            let open = node.sessions.iter().filter(|session| session.is_open());
+            let open = node.sessions.iter();
+            let open = open.filter(|session| session.is_open() && is_candidate(session));
             open.cloned().collect()
         });
         if sessions.is_empty() {
@@ -199,11 +272,12 @@ impl Sessions {
         let error = NodeError::Refused(target.clone(), reason);
         let mut nodes = self.nodes.lock();
         let node = nodes.entry(Arc::clone(&target.node)).or_default();
-        let text = error.describe(node, Timestamp::now());
-        node.last_error = Some(error);
+        let now = Timestamp::now();
+        let text = error.describe(node, now);
+        node.last_error = Some((error, now));
         drop(nodes);
-        if let Some(suppressed) = self.node_log_limit.may_log(&target.node, reason) {
-            let (node, reason) = (&target.node, reason.label());
+        let (node, reason) = (&target.node, reason.label());
+        if let Some(suppressed) = self.node_log_limit.may_log(reason, node, "") {
             warn!(%node, reason, suppressed, "{text}");
         }
     }
@@ -218,15 +292,69 @@ impl Sessions {
     ) {
         self.count(reason);
         let (label, meaning) = (reason.label(), reason.meaning());
-        if let Some(suppressed) = self.other_log_limit.may_log(subject, reason) {
+        let cause = error.to_string();
+        if let Some(suppressed) = self.other_log_limit.may_log(label, subject, &cause) {
             warn!(%subject, reason = label, suppressed, %error, "{meaning}");
         } else {
             debug!(%subject, reason = label, %error, "{meaning}");
         }
     }
+
+    /// Logs that an agent has connected or disconnected. There may be thousands of such messages.
+    pub(super) fn log_event(&self, event: &'static str, session: &SessionEvent<'_>) {
+        let SessionEvent {
+            node,
+            peer,
+            name,
+            detail,
+        } = session;
+        let key = format!("{peer}");
+        if let Some(suppressed) = self.event_log_limit.may_log(event, node, &key) {
+            info!(%node, %peer, session = name, detail, suppressed, "agent {event}");
+        } else {
+            debug!(%node, %peer, session = name, detail, "agent {event}");
+        }
+    }
+}
+
+/// The session of a message about a connected or disconnected agent.
+#[derive(Debug)]
+pub(super) struct SessionEvent<'a> {
+    pub(super) node: &'a Arc<str>,
+    pub(super) peer: SocketAddr,
+    pub(super) name: &'a str,
+    pub(super) detail: &'a str,
+}
+
+/// A limit on sessions that has been reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub(super) enum SessionLimit {
+    #[error("the gateway has {0} sessions (tunnel.gateway.maxSessions)")]
+    All(usize),
+    #[error("the node has {MAX_PER_NODE} sessions")]
+    Node,
+    #[error("the node has {MAX_PER_SOURCE} sessions from this address")]
+    Source,
 }
 
 impl Node {
+    fn check_room(&self, source: IpAddr) -> Result<(), SessionLimit> {
+        let is_same = |it: &&Arc<Session>| it.initial_view.peer.ip().to_canonical() == source;
+        if self.sessions.len() >= MAX_PER_NODE {
+            Err(SessionLimit::Node)
+        } else if self.sessions.iter().filter(is_same).count() >= MAX_PER_SOURCE {
+            Err(SessionLimit::Source)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn recent_error(&self, now: Timestamp) -> Option<&(NodeError, Timestamp)> {
+        let is_recent =
+            |(_, at): &&(NodeError, Timestamp)| now.duration_since(*at) < ERROR_LIFETIME;
+        self.last_error.as_ref().filter(is_recent)
+    }
+
     fn last_alive(&self, now: Timestamp) -> Option<Timestamp> {
         if self.sessions.is_empty() {
             self.last_seen
@@ -234,6 +362,22 @@ impl Node {
             Some(now)
         }
     }
+}
+
+/// Describes two sessions whose machines have different boot IDs, if both have lasted for [`OVERLAP`].
+fn describe_sharing(sessions: &[&SessionView], now: Timestamp) -> Option<String> {
+    let overlap = SignedDuration::try_from(OVERLAP).ok()?;
+    let is_lasting = |it: &&SessionView| now.duration_since(it.since) >= overlap;
+    let known = sessions.iter().copied().filter(|it| !it.boot.is_empty());
+    let mut lasting = known.filter(is_lasting);
+    let first = lasting.next()?;
+    let other = lasting.find(|it| it.boot != first.boot)?;
+    let machine = |view: &SessionView| format!("{} (boot ID {})", view.peer.ip(), view.boot);
+    Some(format!(
+        "two machines use this node's certificate: {} and {}",
+        machine(first),
+        machine(other)
+    ))
 }
 
 impl NodeError {
@@ -285,6 +429,33 @@ mod tests {
             text(Reason::DialRefused, None),
             "edge-7 (10.1.2.3:10250): the target refused the agent's connect"
         );
+    }
+
+    #[test]
+    fn a_shared_certificate_is_described_once_both_sessions_have_lasted() {
+        let session = |last: u8, boot: &str, since| SessionView {
+            name: String::new(),
+            peer: ([192, 0, 2, last], 4242).into(),
+            since: Timestamp::from_second(since).expect("a time"),
+            release: String::new(),
+            boot: boot.to_owned(),
+            certificate_expires: Timestamp::UNIX_EPOCH,
+            traffic: TrafficView::default(),
+        };
+        let describe = |sessions: &[SessionView]| {
+            let now = Timestamp::from_second(100).expect("a time");
+            describe_sharing(&sessions.iter().collect::<Vec<_>>(), now)
+        };
+        let own = session(1, "a", 0);
+
+        let text = "two machines use this node's certificate: 192.0.2.1 (boot ID a) and 192.0.2.2 \
+                    (boot ID b)";
+        let both = [own.clone(), session(1, "a", 5), session(2, "b", 70)];
+        assert_eq!(describe(&both).as_deref(), Some(text));
+        assert_eq!(describe(&[own.clone(), session(2, "b", 71)]), None, "new");
+        assert_eq!(describe(&[own.clone(), session(2, "", 0)]), None, "unknown");
+        assert_eq!(describe(&[own.clone(), session(2, "a", 0)]), None, "moved");
+        assert_eq!(describe(&[own]), None);
     }
 
     #[tokio::test]

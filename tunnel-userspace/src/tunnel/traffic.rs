@@ -31,6 +31,8 @@ pub(super) struct Traffic {
 pub struct TrafficView {
     /// The round-trip time of the last answered ping, in seconds, if there is one.
     pub rtt_seconds: Option<f64>,
+    /// True if the peer may be dead: the answer to a ping is overdue, and nothing else is received.
+    pub suspect: bool,
     /// The number of open streams.
     pub streams: u32,
     /// The number of stream bytes received from the peer.
@@ -44,6 +46,7 @@ impl Traffic {
         let rtt = Duration::from_micros(self.rtt.load(Ordering::Relaxed));
         TrafficView {
             rtt_seconds: (!rtt.is_zero()).then_some(rtt.as_secs_f64()),
+            suspect: self.is_suspect(),
             streams: self.streams(),
             bytes_in: self.received.load(Ordering::Relaxed),
             bytes_out: self.sent.load(Ordering::Relaxed),

@@ -272,7 +272,12 @@ impl Edge {
     }
 
     pub(super) fn last_error(&self) -> String {
-        self.connection().last_error.unwrap_or_default()
+        self.last_error_of(0)
+    }
+
+    pub(super) fn last_error_of(&self, slot: usize) -> String {
+        let connection = self.state.view().connections.swap_remove(slot);
+        connection.last_error.unwrap_or_default()
     }
 
     /// Returns the view of the agent's first connection.

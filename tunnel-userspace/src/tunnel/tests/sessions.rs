@@ -241,10 +241,39 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
     let cloud = Cloud::with(settings, &limits(), pki.gateway());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
     settings.connections_per_gateway = 2;
-    let _edge = Edge::new(settings, pki.agent(NODE));
+    let edge = Edge::new(settings, pki.agent(NODE));
     cloud.connected(NODE, 1).await;
 
-    let refused = || cloud.count(Reason::HandshakeLimit) > 0;
+    let refused = || cloud.count(Reason::SessionLimit) > 0;
     wait_until("refused", refused).await;
+    let errors = || [0, 1].map(|slot| edge.last_error_of(slot));
+    let text = "the gateway refused the session: the gateway has 1 sessions \
+                (tunnel.gateway.maxSessions)";
+    wait_until("the agent's error", || errors().contains(&text.to_owned())).await;
     assert_eq!(cloud.node(NODE).sessions.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_has_sixteen_sessions_from_one_address() {
+    let pki = Pki::new();
+    let cloud = Cloud::new(&pki, &limits());
+    let agents: Vec<_> = (0..5)
+        .map(|_| {
+            let mut settings = agent_settings(&[cloud.gateway], &[]);
+            settings.connections_per_gateway = 4;
+            Edge::new(settings, pki.agent(NODE))
+        })
+        .collect();
+
+    // An agent that is refused only after its hello learns the reason at its next attempt.
+    let text = "the node has 16 sessions from this address";
+    let refused = || {
+        let errors = agents
+            .iter()
+            .flat_map(|agent| [0, 1, 2, 3].map(|slot| agent.last_error_of(slot)));
+        errors.filter(|error| error.contains(text)).count()
+    };
+    wait_until("four are refused", || refused() >= 4).await;
+    cloud.connected(NODE, 16).await;
+    assert!(cloud.count(Reason::SessionLimit) >= 4);
 }

@@ -12,6 +12,7 @@ mod allow_list;
 mod backoff;
 mod copy;
 mod dial;
+mod dial_permits;
 mod error_code;
 mod frame_limit;
 pub mod gateway;

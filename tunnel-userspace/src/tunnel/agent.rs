@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::{Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -19,6 +19,7 @@ use super::{
     allow_list::AllowList,
     backoff::Backoff,
     dial,
+    dial_permits::DialPermits,
     session_threads::{SessionThreads, ThreadHandle},
 };
 use crate::{drain, duration, error_chain::chain, identity};
@@ -44,7 +45,8 @@ pub struct AgentSettings {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub dial_timeout: Duration,
-    /// The maximum number of connection attempts to targets that may be in progress at the same time.
+    /// The maximum number of connection attempts to targets that may be in progress at the same time. A target
+    /// may have half of those that other targets leave free.
     pub max_pending_dials: usize,
     /// The address and port on which the agent serves `/metrics`, `/status`, `/healthz` and `/readyz`.
     pub admin_address: SocketAddr,
@@ -90,7 +92,7 @@ impl Agent {
         let shared = AgentContext {
             allow_list: allow,
             state: Arc::new(AgentState::new(slots)),
-            dial_permits: Semaphore::new(settings.max_pending_dials.min(Semaphore::MAX_PERMITS)),
+            dial_permits: DialPermits::new(settings.max_pending_dials),
             boot_id: boot.unwrap_or_default().trim().to_owned(),
             settings,
             common,

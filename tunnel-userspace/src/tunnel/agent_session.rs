@@ -8,7 +8,7 @@ use h2::{RecvStream, server::SendResponse};
 use http::{Request, Response};
 use tokio::{
     net::TcpStream,
-    sync::{Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -21,6 +21,7 @@ use super::{
     allow_list::{AllowList, RequestedTarget, is_own_address},
     copy::{self, TunnelStream},
     dial,
+    dial_permits::DialPermits,
     error_code::{StreamSide, code_of, reason_of_code, reason_of_error, refusal_response},
     hello,
     http2::{self, ServerConnection, TlsConnection},
@@ -45,7 +46,7 @@ pub(super) struct AgentContext {
     pub(super) settings: AgentSettings,
     pub(super) common: CommonSettings,
     pub(super) allow_list: AllowList,
-    pub(super) dial_permits: Semaphore,
+    pub(super) dial_permits: DialPermits,
     pub(super) state: Arc<AgentState>,
     pub(super) boot_id: String,
 }
@@ -258,8 +259,8 @@ impl AgentContext {
         let (limit, mark) = (self.settings.dial_timeout, self.common.mark);
         let dialled = async {
             // In a burst, a dial may have to wait for earlier ones.
-            let turn = timeout(DIAL_QUEUE_TIMEOUT, self.dial_permits.acquire()).await;
-            let _dial = turn.ok().and_then(Result::ok).ok_or(Reason::DialLimit)?;
+            let permit = self.dial_permits.acquire(address, DIAL_QUEUE_TIMEOUT).await;
+            let _permit = permit.ok_or(Reason::DialLimit)?;
             dial::target(address, mark, limit).await
         };
         let tcp = tokio::select! {

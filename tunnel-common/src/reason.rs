@@ -185,6 +185,8 @@ reasons! {
         CertificateShared = 63, "certificate_shared", "two machines use the certificate of one node";
         /// Not programmed, or not with all endpoints: no range of free slots is long enough.
         SlotsFragmented = 64, "slots_fragmented", "not programmed as planned: bpf.maps.slots has enough free entries, but too few of them in a row";
+        /// Refused: the client already holds its share of the streams of a node, or of the ingress.
+        ClientShareExceeded = 65, "client_share_exceeded", "refused: the client holds its share of the streams of a node, or of the ingress";
     }
 }
 

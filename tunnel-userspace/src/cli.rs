@@ -25,6 +25,7 @@ use crate::{
     config::{Config, ConfigError, Warning, schema},
     identity::ca::CaError,
     reconcile::ServiceView,
+    tunnel::NodeView,
 };
 
 /// The default path of the config file.
@@ -90,8 +91,9 @@ pub enum QueryCommand {
     Services(ServiceArgs),
     /// Show the endpoints of all Services: the backend sets they are in, or why they get no new connections.
     Backends(ServiceArgs),
-    /// Show the edge nodes that this node's gateway knows, and their sessions.
-    Nodes(QueryArgs),
+    /// Show the edge nodes that this node's gateway knows, and their sessions. For a single node, also show the
+    /// clients that hold the most streams.
+    Nodes(NodesArgs),
     /// Check a config file, or print the defaults or the JSON Schema.
     Config {
         /// The subcommand.
@@ -193,6 +195,15 @@ pub struct ServiceArgs {
     query: QueryArgs,
 }
 
+/// The arguments of `culvert nodes`.
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// The node to show. If absent, all nodes are shown.
+    name: Option<String>,
+    #[command(flatten)]
+    query: QueryArgs,
+}
+
 /// Returns an error if an argument can't be a Service name.
 fn service_name(text: &str) -> Result<String, String> {
     let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-./".contains(c);
@@ -232,6 +243,9 @@ pub enum QueryError {
     /// No Service has that name.
     #[error("no Service {0} is known on this node; `culvert services` lists the known ones")]
     NoService(String),
+    /// The gateway doesn't know the node.
+    #[error("the gateway of this node knows no node {0}")]
+    NoNode(String),
     /// The response can't be converted to YAML.
     #[error("cannot convert the response to YAML")]
     Yaml(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -253,13 +267,7 @@ impl QueryCommand {
     pub fn run(self) -> Result<(), QueryError> {
         match self {
             Self::Status(args) => status(&args),
-            Self::Nodes(args) => {
-                let body = args.request("/nodes")?;
-                let now = Timestamp::now();
-                print_response(args.output, &body, || {
-                    Ok(nodes::render(&parse::<Vec<_>>(&body)?, now))
-                })
-            }
+            Self::Nodes(args) => args.run(),
             Self::Services(args) if args.name.is_some() => args.run(service_tables::render_details),
             Self::Services(args) => args.run(service_tables::render),
             Self::Backends(args) => args.run(service_tables::render_backends),
@@ -306,6 +314,27 @@ impl ServiceArgs {
             Some(name) if services.is_empty() => Err(QueryError::NoService(name.clone())),
             Some(_) | None => print_response(self.query.output, &body, || Ok(render(&services))),
         }
+    }
+}
+
+impl NodesArgs {
+    fn run(&self) -> Result<(), QueryError> {
+        let body = self.query.request("/nodes")?;
+        let now = Timestamp::now();
+        let Some(name) = &self.name else {
+            return print_response(self.query.output, &body, || {
+                Ok(nodes::render(&parse::<Vec<_>>(&body)?, now))
+            });
+        };
+        let mut all: Vec<NodeView> = parse(&body)?;
+        all.retain(|node| node.node == *name);
+        let [node] = all.as_slice() else {
+            return Err(QueryError::NoNode(name.clone()));
+        };
+        let body = serde_json::to_vec(node).map_err(QueryError::InvalidResponse)?;
+        print_response(self.query.output, &body, || {
+            Ok(nodes::render_details(node, now))
+        })
     }
 }
 

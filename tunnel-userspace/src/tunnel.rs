@@ -10,6 +10,7 @@ mod agent_session;
 mod agent_state;
 mod allow_list;
 mod backoff;
+mod client_shares;
 mod copy;
 mod dial;
 mod dial_permits;
@@ -35,6 +36,7 @@ mod traffic;
 use std::time::Duration;
 
 pub use agent_state::{AgentState, AgentView, ConnectionState, ConnectionView};
+pub use client_shares::ClientView;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 pub use sessions::{NodeView, SessionView, Sessions};

@@ -27,6 +27,21 @@ pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
     table::render(&COLUMNS, &rows)
 }
 
+/// Renders one node, and the clients that hold the most of its streams.
+pub(super) fn render_details(node: &NodeView, now: Timestamp) -> String {
+    let sessions = render(std::slice::from_ref(node), now);
+    let clients = node.clients.iter();
+    let rows: Vec<_> = clients
+        .map(|it| vec![it.client.clone(), it.streams.to_string()])
+        .collect();
+    if rows.is_empty() {
+        return sessions;
+    }
+    format!("{sessions}\n\n{}", table::render(&CLIENT_COLUMNS, &rows))
+}
+
+pub(super) const CLIENT_COLUMNS: [&str; 2] = ["CLIENT", "STREAMS"];
+
 pub(super) const COLUMNS: [&str; 9] = [
     "NODE",
     "PEER",
@@ -103,7 +118,7 @@ fn format_bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tunnel::TrafficView;
+    use crate::tunnel::{ClientView, TrafficView};
 
     fn second(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("a time")
@@ -132,6 +147,7 @@ mod tests {
             last_seen,
             last_error: last_error.map(str::to_owned),
             last_error_at: last_error.map(|_| second(1_050)),
+            clients: Vec::new(),
         };
         let mut silent = session.clone();
         silent.traffic.suspect = true;
@@ -150,5 +166,27 @@ edge-2   not connected    last seen 42 s ago                                    
 edge-3   not connected    never connected";
 
         assert_eq!(render(&nodes, second(1_060)), expected);
+    }
+
+    #[test]
+    fn the_clients_of_a_single_node_follow_its_sessions() {
+        let client = |client: &str, streams| ClientView {
+            client: client.to_owned(),
+            streams,
+        };
+        let node = NodeView {
+            node: "edge-3".to_owned(),
+            clients: vec![client("10.0.0.5", 188), client("host", 3)],
+            ..NodeView::default()
+        };
+
+        let expected = "\
+NODE     PEER            SINCE             RTT   STREAMS   IN   OUT   CERTIFICATE   LAST ERROR
+edge-3   not connected   never connected
+
+CLIENT     STREAMS
+10.0.0.5   188
+host       3";
+        assert_eq!(render_details(&node, second(1_060)), expected);
     }
 }

@@ -172,6 +172,7 @@ mod documented {
         let columns = [
             &agent_status::COLUMNS[..],
             &nodes::COLUMNS,
+            &nodes::CLIENT_COLUMNS,
             &service_tables::COLUMNS,
             &service_tables::FRONTEND_COLUMNS,
             &service_tables::ENDPOINT_COLUMNS,

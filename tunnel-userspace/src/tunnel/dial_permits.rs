@@ -101,7 +101,10 @@ mod tests {
             held.len() - before
         };
 
-        assert_eq!([1, 2, 3, 4, 5, 6, 7].map(&mut take), [32, 16, 8, 4, 2, 1, 1]);
+        assert_eq!(
+            [1, 2, 3, 4, 5, 6, 7].map(&mut take),
+            [32, 16, 8, 4, 2, 1, 1]
+        );
         assert_eq!(take(8), 0, "none is left");
         held.clear();
         assert!(permits.pending.lock().is_empty());

@@ -87,6 +87,15 @@ impl Session {
         }
     }
 
+    /// Returns the maximum number of streams: the smaller one of the gateway's and the agent's.
+    pub(super) fn max_streams(&self) -> u32 {
+        // The hello is one of the streams. The subtraction saturates, since an agent may advertise a maximum
+        // of 0.
+        let of_agent = self.sender.current_max_send_streams().saturating_sub(1);
+        let of_agent = u32::try_from(of_agent).unwrap_or(u32::MAX);
+        of_agent.min(self.max_streams)
+    }
+
     /// Returns true if the session accepts new streams: it has not ended, and the agent has not sent GOAWAY.
     pub(super) fn is_open(&self) -> bool {
         let mut sender = self.sender.clone();
@@ -159,11 +168,7 @@ pub(super) struct StreamPermit {
 impl StreamPermit {
     /// Takes a permit, unless the session already has its maximum number of streams.
     pub(super) fn take(session: Arc<Session>) -> Option<Self> {
-        // The hello is one of the streams. The subtraction saturates, since an agent may advertise a maximum
-        // of 0.
-        let of_agent = session.sender.current_max_send_streams().saturating_sub(1);
-        let max = u32::try_from(of_agent).unwrap_or(u32::MAX);
-        let slot = session.traffic.take_slot(max.min(session.max_streams))?;
+        let slot = session.traffic.take_slot(session.max_streams())?;
         Some(Self {
             session,
             _slot: slot,

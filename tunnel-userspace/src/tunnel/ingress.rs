@@ -16,7 +16,9 @@ use tracing::{debug, info};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use super::{
-    ACCEPT_PAUSE, CommonSettings, Sessions, copy,
+    ACCEPT_PAUSE, CommonSettings, Sessions,
+    client_shares::Client,
+    copy,
     gateway::listener,
     gateway_session::StreamPermit,
     incoming_interface,
@@ -35,6 +37,10 @@ const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(2);
 const MAX_FIRST_BYTES: usize = 16 << 10;
 /// The maximum number of concurrent client connections.
 const MAX_CLIENTS: usize = 16 << 10;
+
+/// The index of the loopback interface, which is the same in every network namespace (`LOOPBACK_IFINDEX` in
+/// the kernel's `include/net/flow.h`).
+const LOOPBACK: u32 = 1;
 
 /// The reasons for streams that were ended by the client or the target. They are counted, but not recorded as
 /// the node's last error.
@@ -170,11 +176,22 @@ async fn handle_connection(
     stopped: watch::Receiver<bool>,
 ) {
     let sessions = &shared.sessions;
-    let target = match shared.target(&tcp).await {
+    let (target, interface) = match shared.target(&tcp).await {
         Ok(target) => target,
         Err(reason) => {
             reset(&tcp);
             sessions.report_problem(&"ingress".into(), reason, &peer);
+            return;
+        }
+    };
+    let client = Client::new(peer.ip(), interface == LOOPBACK);
+    let _share = match sessions.take_share(client, &target.node, MAX_CLIENTS) {
+        Ok(share) => share,
+        Err(error) => {
+            reset(&tcp);
+            let subject = peer.ip().to_canonical().to_string().into();
+            let error = format!("{target}: {error}");
+            sessions.report_problem(&subject, Reason::ClientShareExceeded, &error);
             return;
         }
     };
@@ -190,9 +207,10 @@ async fn handle_connection(
 }
 
 impl Shared {
-    /// Sets a client connection's socket options, and returns its target. Refuses a connection whose local
+    /// Sets a client connection's socket options, and returns its target and the index of the interface on
+    /// which it arrived. Refuses a connection whose local
     /// address is not a steering address, or that did not arrive over an inside link.
-    async fn target(&self, tcp: &TcpStream) -> Result<SteeringTarget, Reason> {
+    async fn target(&self, tcp: &TcpStream) -> Result<(SteeringTarget, u32), Reason> {
         set_stream_options(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
         let address = Address::from_ip(local.ip().to_canonical());
@@ -210,7 +228,8 @@ impl Shared {
             return Err(Reason::ArrivedUnsteered);
         }
         let targets = self.targets.borrow();
-        targets.get(&index).cloned().ok_or(Reason::TargetUnknown)
+        let target = targets.get(&index).cloned().ok_or(Reason::TargetUnknown)?;
+        Ok((target, interface))
     }
 }
 

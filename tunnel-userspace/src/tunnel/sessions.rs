@@ -20,6 +20,7 @@ use tunnel_common::reason::Reason;
 
 use super::{
     TrafficView,
+    client_shares::{Client, ClientPermit, ClientShares, ClientView, ShareExceeded},
     gateway_session::{Session, StreamPermit},
     log_limit::LogLimit,
     reason_counts::ReasonCounts,
@@ -53,6 +54,8 @@ pub struct NodeView {
     pub last_error: Option<String>,
     /// The time of the last error.
     pub last_error_at: Option<Timestamp>,
+    /// The clients that hold the most streams on the node.
+    pub clients: Vec<ClientView>,
 }
 
 /// The JSON view of a session with an agent.
@@ -91,6 +94,8 @@ pub struct Sessions {
     count: AtomicUsize,
     next: AtomicU64,
     counts: ReasonCounts,
+    /// The streams that the ingress's clients hold.
+    clients: Arc<ClientShares>,
     /// The rate limit for messages about nodes. Other messages have a separate one, so that a flood of them
     /// does not suppress messages about nodes.
     node_log_limit: LogLimit,
@@ -148,6 +153,7 @@ impl Sessions {
                 // Formatted only now, because the text contains the time since the agent was last seen.
                 last_error: node.recent_error(now).map(|(it, _)| it.describe(node, now)),
                 last_error_at: node.recent_error(now).map(|(_, at)| *at),
+                clients: self.clients.of_node(name),
             };
             (Arc::clone(name), view)
         }));
@@ -230,6 +236,26 @@ impl Sessions {
             node.last_error = Some((NodeError::Ended(error), Timestamp::now()));
         }
         self.count.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Takes a client's right to one stream on a node. `max_clients` is the ingress's limit on clients.
+    pub(super) fn take_share(
+        &self,
+        client: Client,
+        node: &Arc<str>,
+        max_clients: usize,
+    ) -> Result<ClientPermit, ShareExceeded> {
+        let nodes = self.nodes.lock();
+        let sessions = nodes.get(node).map(|node| node.sessions.iter());
+        let limits = sessions
+            .into_iter()
+            .flatten()
+            .map(|session| session.max_streams());
+        let limit: u32 = limits.sum();
+        drop(nodes);
+        // Without a session, another check refuses the client.
+        let of_node = usize::try_from(limit).unwrap_or(usize::MAX).max(1);
+        self.clients.take(client, node, (of_node, max_clients))
     }
 
     /// Takes a permit to open a stream on the least loaded of a node's sessions.

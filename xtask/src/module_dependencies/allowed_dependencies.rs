@@ -79,6 +79,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::source::Problem",
             "crate::source::SourceReport",
             "crate::source::ServerStatus",
+            "crate::tunnel::ClientView",
             "crate::tunnel::ConnectionView",
             "crate::tunnel::NodeView",
             "crate::tunnel::SessionView",

@@ -1,0 +1,278 @@
+//! The streams that clients hold, and the limits on how many one client may hold. A client that opens many
+//! connections takes no room from the others, and none from the host itself, where the API server runs.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+/// The part of a limit that only clients on the host may use: one of this many parts.
+const HOST_PART: usize = 4;
+/// The maximum number of clients in a view.
+const MAX_IN_VIEW: usize = 5;
+
+/// The origin of a client's connections.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) enum Client {
+    /// The host's network namespace.
+    Host,
+    /// A pod: its IPv4 address, or the /64 prefix of its IPv6 address.
+    Pod(IpAddr),
+}
+
+impl Client {
+    /// Returns the client that connects from an address, over the loopback interface or a pod's link.
+    pub(super) fn new(address: IpAddr, is_loopback: bool) -> Self {
+        if is_loopback {
+            return Self::Host;
+        }
+        Self::Pod(match address.to_canonical() {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        })
+    }
+}
+
+/// The JSON view of a client that holds streams.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClientView {
+    /// The pod's address, or `host` for all processes in the host's network namespace.
+    pub client: String,
+    /// The number of streams that it holds.
+    pub streams: usize,
+}
+
+/// The streams that clients hold: in all, and on each node.
+#[derive(Debug, Default)]
+pub(super) struct ClientShares {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    all: Pool,
+    nodes: HashMap<Arc<str>, Pool>,
+}
+
+/// A number of streams that clients share.
+#[derive(Debug, Default)]
+struct Pool {
+    clients: HashMap<Client, usize>,
+    total: usize,
+}
+
+/// A client's right to one stream on a node, released on drop.
+#[derive(Debug)]
+pub(super) struct ClientPermit {
+    shares: Arc<ClientShares>,
+    client: Client,
+    node: Arc<str>,
+}
+
+/// The error for a client that holds its share already.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the client holds {held} of the {limit} streams of {whole}, and may hold no more")]
+pub(super) struct ShareExceeded {
+    held: usize,
+    limit: usize,
+    whole: &'static str,
+}
+
+impl ClientShares {
+    /// Takes a stream on `node` for a client. `of_node` and `of_all` are the maximum numbers of streams on
+    /// this node and in all.
+    ///
+    /// A pod may hold half of what other clients leave free, and all pods together three quarters, so that
+    /// the host always has room.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        client: Client,
+        node: &Arc<str>,
+        (of_node, of_all): (usize, usize),
+    ) -> Result<ClientPermit, ShareExceeded> {
+        let mut state = self.state.lock();
+        state.all.check(client, of_all, "the ingress")?;
+        let pool = state.nodes.entry(Arc::clone(node)).or_default();
+        pool.check(client, of_node, "the node")?;
+        pool.add(client);
+        state.all.add(client);
+        drop(state);
+        Ok(ClientPermit {
+            shares: Arc::clone(self),
+            client,
+            node: Arc::clone(node),
+        })
+    }
+
+    /// Returns the clients that hold the most streams on a node.
+    pub(super) fn of_node(&self, node: &str) -> Vec<ClientView> {
+        let state = self.state.lock();
+        let clients = state.nodes.get(node).map(|pool| &pool.clients);
+        let mut clients: Vec<_> = clients.into_iter().flatten().collect();
+        clients.sort_by_key(|(client, streams)| (Reverse(**streams), **client));
+        let view = |(client, streams): (&Client, &usize)| ClientView {
+            client: match client {
+                Client::Host => "host".to_owned(),
+                Client::Pod(address) => address.to_string(),
+            },
+            streams: *streams,
+        };
+        clients.into_iter().take(MAX_IN_VIEW).map(view).collect()
+    }
+}
+
+impl Pool {
+    fn check(
+        &self,
+        client: Client,
+        limit: usize,
+        whole: &'static str,
+    ) -> Result<(), ShareExceeded> {
+        let held = self.clients.get(&client).copied().unwrap_or(0);
+        let has_room = match client {
+            Client::Host => self.total < limit,
+            Client::Pod(_) => {
+                let host = self.clients.get(&Client::Host).copied().unwrap_or(0);
+                // What the host uses beyond its part is missing to the pods.
+                let for_pods = limit - (limit / HOST_PART).max(host.min(limit));
+                let free = for_pods.saturating_sub(self.total - host - held);
+                held < free.div_ceil(2)
+            }
+        };
+        has_room
+            .then_some(())
+            .ok_or(ShareExceeded { held, limit, whole })
+    }
+
+    fn add(&mut self, client: Client) {
+        self.total += 1;
+        *self.clients.entry(client).or_default() += 1;
+    }
+
+    fn remove(&mut self, client: Client) {
+        if let Some(held) = self.clients.get_mut(&client) {
+            self.total -= 1;
+            *held -= 1;
+            if *held == 0 {
+                self.clients.remove(&client);
+            }
+        }
+    }
+}
+
+impl Drop for ClientPermit {
+    fn drop(&mut self) {
+        let state = &mut *self.shares.state.lock();
+        state.all.remove(self.client);
+        if let Some(pool) = state.nodes.get_mut(&self.node) {
+            pool.remove(self.client);
+            if pool.total == 0 {
+                state.nodes.remove(&self.node);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(last: u8) -> Client {
+        Client::Pod([10, 0, 0, last].into())
+    }
+
+    /// Takes as many streams on a node as a client can get.
+    fn take_all(
+        shares: &Arc<ClientShares>,
+        held: &mut Vec<ClientPermit>,
+        client: Client,
+        limits: (usize, usize),
+    ) -> usize {
+        let node = Arc::from("edge-7");
+        let before = held.len();
+        held.extend(std::iter::from_fn(|| {
+            shares.take(client, &node, limits).ok()
+        }));
+        held.len() - before
+    }
+
+    #[test]
+    fn a_pod_gets_half_of_what_is_free_and_the_host_has_the_rest() {
+        let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
+        let limits = (500, 10_000);
+        let mut take = |client| take_all(&shares, &mut held, client, limits);
+
+        assert_eq!([pod(1), pod(2), pod(3)].map(&mut take), [188, 94, 47]);
+        assert_eq!(take(pod(1)), 0, "no more than before");
+        assert_eq!(take(Client::Host), 500 - 188 - 94 - 47);
+        assert_eq!(take(pod(4)), 0, "the host has all of it");
+
+        let view: Vec<_> = shares
+            .of_node("edge-7")
+            .into_iter()
+            .map(|it| (it.client, it.streams))
+            .collect();
+        let own = |client: &str, streams| (client.to_owned(), streams);
+        let most = [
+            own("10.0.0.1", 188),
+            own("host", 171),
+            own("10.0.0.2", 94),
+            own("10.0.0.3", 47),
+        ];
+        assert_eq!(view, most);
+        held.clear();
+        let state = shares.state.lock();
+        assert!(state.nodes.is_empty() && state.all.clients.is_empty() && state.all.total == 0);
+    }
+
+    #[test]
+    fn the_streams_of_all_nodes_are_shared_likewise() {
+        let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
+
+        assert_eq!(take_all(&shares, &mut held, pod(1), (500, 40)), 15);
+
+        let refused = shares
+            .take(pod(1), &"edge-8".into(), (500, 40))
+            .expect_err("no room");
+        assert_eq!(
+            refused.to_string(),
+            "the client holds 15 of the 40 streams of the ingress, and may hold no more"
+        );
+        let node = Arc::from("edge-7");
+        let refused = shares.take(pod(1), &node, (4, 400)).expect_err("no room");
+        assert_eq!(
+            refused.to_string(),
+            "the client holds 15 of the 4 streams of the node, and may hold no more"
+        );
+    }
+
+    #[test]
+    fn many_pods_leave_a_quarter_to_the_host() {
+        let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
+        for last in 0..=255 {
+            take_all(&shares, &mut held, pod(last), (500, 10_000));
+        }
+        assert_eq!(held.len(), 375);
+        assert_eq!(
+            take_all(&shares, &mut held, Client::Host, (500, 10_000)),
+            125
+        );
+    }
+
+    #[test]
+    fn a_client_is_the_host_or_an_address_or_a_prefix_of_64_bits() {
+        let client = |address: &str, is_loopback| {
+            Client::new(address.parse().expect("an address"), is_loopback)
+        };
+        assert_eq!(client("10.0.0.1", true), Client::Host);
+        assert_eq!(client("::ffff:10.0.0.1", false), pod(1));
+        assert_eq!(client("fd00::1:2", false), client("fd00::3:4", false));
+        assert_ne!(client("fd00::1:2", false), client("fd00:0:0:1::2", false));
+    }
+}

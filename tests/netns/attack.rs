@@ -1,4 +1,4 @@
-//! Tests in which an unprivileged user, a hostile pod, a tenant or an accident attacks the data path. Each test
+//! Tests in which an unprivileged user, a hostile pod, a tenant or an accident attacks the data path or the ingress. Each test
 //! asserts that the victim's connections and replies are the same as without the attack, and that the attacker,
 //! or whatever is damaged or full, is named.
 
@@ -9,6 +9,7 @@ mod full_disk;
 mod health_port;
 mod host_namespace;
 mod identity;
+mod ingress_shares;
 mod listeners;
 mod resolver;
 mod stray_programs;

@@ -1,6 +1,6 @@
-//! Tests in which an unprivileged user, a hostile pod, a tenant or an accident attacks the data path or the ingress. Each test
-//! asserts that the victim's connections and replies are the same as without the attack, and that the attacker,
-//! or whatever is damaged or full, is named.
+//! Tests in which an unprivileged user, a hostile pod, a tenant or an accident attacks the data path or the
+//! ingress. Each test asserts that the victim's connections and replies are the same as without the attack, and
+//! that the attacker, or whatever is damaged or full, is named.
 
 mod connected_peer;
 mod damage;

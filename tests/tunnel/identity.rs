@@ -2,7 +2,10 @@
 //! reach only that node's agent.
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{pki::Validity, wait};
+use tunnel_tests::{
+    pki::{Authority, Validity},
+    wait,
+};
 
 use crate::{
     fixture::{ANSWER, Tunnel, TunnelSettings, echo, expect_refused, start_echo_tunnel},
@@ -87,5 +90,31 @@ fn certificates_are_replaced_under_live_streams() -> Result<()> {
         now[1] != before[1],
         "the agent still has its old certificate: {now:?}"
     );
+    echo(&mut tunnel.connect(server.at())?, b"hello")
+}
+
+#[test]
+fn a_session_ends_when_the_ca_of_its_certificate_is_no_longer_trusted() -> Result<()> {
+    let (server, mut tunnel, mut live) = start_echo_tunnel(&[])?;
+    let other = Authority::new("other")?;
+    let trust = |tunnel: &Tunnel, cas: &str| {
+        let pair = tunnel.authority().gateway(Validity::Longer)?;
+        tunnel.files("gateway").write(cas, &pair)
+    };
+    let both = tunnel.authority().pem() + &other.pem();
+    trust(&tunnel, &both)?;
+    tunnel.launch_agent("b", &other.agent("b", Validity::Current)?)?;
+    tunnel.until_connected("b")?;
+
+    let own = tunnel.authority().pem();
+    trust(&tunnel, &own)?;
+
+    tunnel.until_disconnected("b")?;
+    tunnel.until_counted("identity_rejected", 2)?;
+    let error = tunnel.last_error("b")?;
+    let text = "the agent's certificate is no longer valid: invalid peer certificate: UnknownIssuer";
+    ensure!(error.contains(text), "{error}");
+    ensure!(tunnel.record()?.sessions("a") == 2);
+    echo(&mut live, b"still there")?;
     echo(&mut tunnel.connect(server.at())?, b"hello")
 }

@@ -4,19 +4,27 @@
 use std::{future, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     task::spawn_blocking,
-    time::{MissedTickBehavior, interval},
+    time::{MissedTickBehavior, interval, sleep},
 };
 use tracing::{error, info, warn};
 
-use super::{FileError, Identity, IdentityFiles, Role, pem_files::FileContents};
+use super::{
+    FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate, pem_files::FileContents,
+};
 use crate::drain;
 
 /// The interval between checks of the files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The interval between checks whether a peer's certificate has expired.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
+/// The time within which all peers are verified again after the trusted CAs have changed.
+const MAX_SPREAD: Duration = Duration::from_secs(2);
 
 /// The warning about an expiring certificate starts this long before the expiry, or after four fifths of the
 /// certificate's lifetime if that is later.
@@ -64,10 +72,45 @@ impl CertificateReceiver {
         }
     }
 
+    /// Waits until a peer's certificates are no longer valid, and returns the reason. `chain` are the certificates
+    /// that the peer has shown in its handshake, its own one first. They are verified again when they expire, and
+    /// when this process's trusted CAs change.
+    pub async fn peer_rejected(
+        &mut self,
+        chain: &[CertificateDer<'static>],
+        role: Role,
+    ) -> rustls::Error {
+        let parsed = chain.iter().map(ParsedCertificate::read);
+        let expires = parsed.flatten().map(|parsed| parsed.not_after).min();
+        loop {
+            let now = Timestamp::now();
+            if let Some(identity) = self.current()
+                && let Err(error) = identity.verify_peer(chain, role, now)
+            {
+                return error;
+            }
+            tokio::select! {
+                // With thousands of sessions, the verifications are spread over time.
+                () = self.changed() => sleep(MAX_SPREAD.mul_f64(fastrand::f64())).await,
+                () = wait_until_after(expires) => {}
+            }
+        }
+    }
+
     /// Returns the state of the certificate.
     #[must_use]
     pub fn state(&self) -> CertificateState {
         self.state.borrow().clone()
+    }
+}
+
+/// Waits until a time of the wall clock has passed, which may be changed meanwhile. Waits forever without a time.
+async fn wait_until_after(time: Option<Timestamp>) {
+    let Some(time) = time else {
+        return future::pending().await;
+    };
+    while Timestamp::now() <= time {
+        sleep(CLOCK_INTERVAL).await;
     }
 }
 

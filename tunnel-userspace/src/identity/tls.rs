@@ -45,6 +45,7 @@ pub struct Identity {
     /// The time at which the same files must be verified again, because a certificate then becomes valid or
     /// expires.
     pub(super) reverify_at: Timestamp,
+    verifiers: Verifiers,
 }
 
 impl fmt::Debug for Identity {
@@ -62,6 +63,21 @@ impl Identity {
         // Never used, as the handshake tests show. No certificate is valid for the unspecified address.
         let unused = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| unused())
+    }
+
+    /// Verifies the certificates that a peer has shown in its handshake, as of the time `now`. `chain` begins with
+    /// the peer's own certificate.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the certificate has expired, or if its CA is no longer trusted.
+    pub fn verify_peer(
+        &self,
+        chain: &[CertificateDer<'static>],
+        role: Role,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        self.verifiers.verify(chain, role, now)
     }
 
     /// Verifies the contents of the three files together, as of the time `now`.
@@ -101,6 +117,7 @@ impl Identity {
             expires: parsed.not_after,
             ca_expires: trust.expires,
             reverify_at: trust.reverify_at.min(until),
+            verifiers,
         })
     }
 }
@@ -226,7 +243,7 @@ impl Verifiers {
         })
     }
 
-    /// Verifies this process's certificate as the peer will.
+    /// Verifies the certificates that an end with the given role shows.
     fn verify(
         &self,
         chain: &[CertificateDer<'static>],

@@ -179,6 +179,7 @@ impl ConnectionTask {
                     let session = agent_session::run(
                         Arc::clone(&self.shared),
                         established,
+                        self.identity.clone(),
                         event_sender,
                         draining.clone(),
                     );

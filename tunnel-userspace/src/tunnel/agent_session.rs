@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
 use http::{Request, Response};
+use rustls::pki_types::CertificateDer;
 use tokio::{
     net::TcpStream,
     sync::{mpsc, watch},
@@ -29,7 +30,11 @@ use super::{
     socket::{Meter, set_stream_options},
     traffic::Traffic,
 };
-use crate::{drain, error_chain::chain};
+use crate::{
+    drain,
+    error_chain::chain,
+    identity::{CertificateReceiver, Role},
+};
 
 /// The time limit for the HTTP/2 handshake and the hello together.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -66,6 +71,8 @@ pub(super) struct EstablishedSession {
     hello: RecvStream,
     pub(super) traffic: Arc<Traffic>,
     meter: Arc<Meter>,
+    /// The certificates that the gateway has shown.
+    certificates: Vec<CertificateDer<'static>>,
 }
 
 /// Establishes a session: performs the HTTP/2 handshake and replies to the gateway's hello.
@@ -86,6 +93,8 @@ async fn exchange_hello(
     tls: TlsConnection,
 ) -> Result<EstablishedSession, String> {
     let meter = tls.get_ref().0.meter();
+    let certificates = tls.get_ref().1.peer_certificates().unwrap_or_default();
+    let certificates = certificates.to_vec();
     let handshake = http2::accept(&shared.common.limits, tls).await;
     let mut connection = handshake.map_err(|error| chain(&error))?;
     let first = connection.accept().await;
@@ -127,6 +136,7 @@ async fn exchange_hello(
             hello,
             traffic: Arc::default(),
             meter,
+            certificates,
         }),
         Err(error) => {
             // The response that refuses the hello is still queued, so it must be sent first.
@@ -147,6 +157,7 @@ async fn flush(connection: &mut ServerConnection) {
 pub(super) async fn run(
     shared: Arc<AgentContext>,
     established: EstablishedSession,
+    mut identity: CertificateReceiver,
     events: mpsc::UnboundedSender<SessionEvent>,
     mut draining: watch::Receiver<bool>,
 ) {
@@ -155,6 +166,7 @@ pub(super) async fn run(
         hello,
         traffic,
         meter,
+        certificates,
     } = established;
     let (stop, stopped) = watch::channel(false);
     let mut hello = Some(hello);
@@ -167,6 +179,7 @@ pub(super) async fn run(
         drain::begun(&mut deadline).await;
         sleep(limits.drain_timeout).await;
     });
+    let mut rejected = pin!(identity.peer_rejected(&certificates, Role::Gateway));
     let mut is_draining = false;
     let ended = loop {
         tokio::select! {
@@ -180,6 +193,8 @@ pub(super) async fn run(
                 None => break "the gateway closed the connection".to_owned(),
             },
             Some(_) = streams.join_next() => {}
+            error = &mut rejected => break format!(
+                "the gateway's certificate is no longer valid: {}", chain(&error)),
             () = &mut quiet => break format!("no sign of life for {:?}", limits.ping_timeout),
             () = hello_ended(&mut hello), if hello.is_some() => {
                 hello = None;

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use h2::SendStream;
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use socket2::Socket as TcpSocket;
@@ -39,7 +40,12 @@ use super::{
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
     traffic::Traffic,
 };
-use crate::{drain, duration, error_chain::chain, identity, listen};
+use crate::{
+    drain, duration,
+    error_chain::chain,
+    identity::{self, Role},
+    listen,
+};
 
 /// The time limit for sending resets to the peer before the connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_millis(500);
@@ -274,6 +280,8 @@ struct EstablishedSession {
     hello: SendStream<Bytes>,
     connection: ClientConnection,
     meter: Arc<Meter>,
+    /// The certificates that the agent has shown.
+    certificates: Vec<CertificateDer<'static>>,
 }
 
 async fn handshake(
@@ -293,9 +301,11 @@ async fn handshake(
     let meter = socket.meter();
     let acceptor = TlsAcceptor::from(Arc::clone(&own.server));
     let tls = acceptor.accept(socket).await?;
-    let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let leaf =
-        leaf.ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
+    let certificates = tls.get_ref().1.peer_certificates().unwrap_or_default();
+    let certificates: Vec<_> = certificates.to_vec();
+    let leaf = certificates
+        .first()
+        .ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
     let agent = identity::identify_agent(leaf)
         .map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
     let mut tls = TlsStream::Server(tls);
@@ -348,6 +358,7 @@ async fn handshake(
         hello,
         connection,
         meter,
+        certificates,
     })
 }
 
@@ -363,6 +374,7 @@ async fn run_session(
         mut hello,
         mut connection,
         meter,
+        certificates,
     } = established;
     let (sessions, limits) = (&shared.sessions, &shared.common.limits);
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
@@ -395,8 +407,15 @@ async fn run_session(
             sessions.report_shared_certificate(&node);
         }
     };
+    let mut identity = shared.identity.clone();
+    let rejected = identity.peer_rejected(&certificates, Role::Agent);
     let ended = tokio::select! {
         () = check_sharing => None,
+        error = rejected => {
+            let error = format!("the agent's certificate is no longer valid: {}", chain(&error));
+            sessions.report_problem(&node, Reason::IdentityRejected, &error);
+            Some(Err(error))
+        }
         ended = &mut connection => Some(ended.map_err(|error| {
             if http2::is_protocol_error(&error) {
                 sessions.report_problem(&node, Reason::ProtocolError, &chain(&error));

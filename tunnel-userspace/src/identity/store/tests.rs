@@ -3,7 +3,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 use super::{
     super::{
         ca,
-        tests::{TestCa, assert_has, both_cas, copy, days, fixed_time},
+        tests::{TestCa, assert_has, both_cas, copy, days, first_certificate, fixed_time},
     },
     *,
 };
@@ -303,4 +303,19 @@ async fn the_running_store_publishes_replaced_files_and_stops_at_the_drain() {
     assert!(second < first);
     let waits = tokio::time::timeout(Duration::from_millis(10), receiver.changed()).await;
     waits.expect_err("the end of the store is no change");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_is_rejected_once_its_certificate_has_expired() {
+    let now = Timestamp::now();
+    let test_ca = TestCa::at(now - days(1)).later(now - days(1) + SignedDuration::from_secs(2));
+    let issued = ca::issue_agent(test_ca.dir.path(), "edge-1", None, 1, test_ca.now);
+    let chain = [first_certificate(&issued.expect("issued").files.cert)];
+    let gateway = TestCa { now, ..test_ca }.gateway();
+    let (_store, mut receiver) = CertificateStore::open(gateway, Role::Gateway);
+
+    let error = receiver.peer_rejected(&chain, Role::Agent).await;
+
+    assert_has(&error.to_string(), "invalid peer certificate: certificate expired");
+    assert!(Timestamp::now() > now + SignedDuration::from_secs(1), "not before");
 }

@@ -103,7 +103,10 @@ fn a_session_ends_when_the_ca_of_its_certificate_is_no_longer_trusted() -> Resul
     };
     let both = tunnel.authority().pem() + &other.pem();
     trust(&tunnel, &both)?;
-    tunnel.launch_agent("b", &other.agent("b", Validity::Current)?)?;
+    let pair = other.agent("b", Validity::Current)?;
+    tunnel.launch_agent("b", &pair)?;
+    // The agent accepts only a certificate whose CA it trusts.
+    tunnel.files("agent-b").write(&both, &pair)?;
     tunnel.until_connected("b")?;
 
     let own = tunnel.authority().pem();
@@ -112,7 +115,8 @@ fn a_session_ends_when_the_ca_of_its_certificate_is_no_longer_trusted() -> Resul
     tunnel.until_disconnected("b")?;
     tunnel.until_counted("identity_rejected", 2)?;
     let error = tunnel.last_error("b")?;
-    let text = "the agent's certificate is no longer valid: invalid peer certificate: UnknownIssuer";
+    let text =
+        "the agent's certificate is no longer valid: invalid peer certificate: UnknownIssuer";
     ensure!(error.contains(text), "{error}");
     ensure!(tunnel.record()?.sessions("a") == 2);
     echo(&mut live, b"still there")?;

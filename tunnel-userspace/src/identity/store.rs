@@ -14,7 +14,8 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
-    FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate, pem_files::FileContents,
+    FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate,
+    pem_files::FileContents,
 };
 use crate::drain;
 
@@ -89,6 +90,7 @@ impl CertificateReceiver {
             {
                 return error;
             }
+            let expires = expires.filter(|expires| now.as_second() <= expires.as_second());
             tokio::select! {
                 // With thousands of sessions, the verifications are spread over time.
                 () = self.changed() => sleep(MAX_SPREAD.mul_f64(fastrand::f64())).await,
@@ -109,7 +111,8 @@ async fn wait_until_after(time: Option<Timestamp>) {
     let Some(time) = time else {
         return future::pending().await;
     };
-    while Timestamp::now() <= time {
+    // The validity period includes its last second.
+    while Timestamp::now().as_second() <= time.as_second() {
         sleep(CLOCK_INTERVAL).await;
     }
 }

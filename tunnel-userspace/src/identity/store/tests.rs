@@ -311,11 +311,16 @@ async fn a_peer_is_rejected_once_its_certificate_has_expired() {
     let test_ca = TestCa::at(now - days(1)).later(now - days(1) + SignedDuration::from_secs(2));
     let issued = ca::issue_agent(test_ca.dir.path(), "edge-1", None, 1, test_ca.now);
     let chain = [first_certificate(&issued.expect("issued").files.cert)];
-    let gateway = TestCa { now, ..test_ca }.gateway();
-    let (_store, mut receiver) = CertificateStore::open(gateway, Role::Gateway);
-
+    let test_ca = test_ca.later(now);
+    let (_store, mut receiver) = CertificateStore::open(test_ca.gateway(), Role::Gateway);
     let error = receiver.peer_rejected(&chain, Role::Agent).await;
 
-    assert_has(&error.to_string(), "invalid peer certificate: certificate expired");
-    assert!(Timestamp::now() > now + SignedDuration::from_secs(1), "not before");
+    assert_has(
+        &error.to_string(),
+        "invalid peer certificate: certificate expired",
+    );
+    assert!(
+        Timestamp::now() > now + SignedDuration::from_secs(1),
+        "not before"
+    );
 }

@@ -14,7 +14,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{clock::Instant, hostile_peer, pki::Validity, process_usage};
+use tunnel_tests::{
+    clock::{Instant, pause},
+    hostile_peer,
+    pki::Validity,
+    process_usage,
+};
 
 use crate::{
     fixture::{ANSWER, TunnelSettings, echo, expect_fast_echoes},
@@ -39,7 +44,7 @@ fn forward_late(mut from: TcpStream, mut to: TcpStream) -> io::Result<()> {
     let (sender, receiver) = std::sync::mpsc::channel::<(Instant, Vec<u8>)>();
     let writer = thread::spawn(move || {
         for (at, bytes) in receiver {
-            thread::sleep(DELAY.saturating_sub(at.elapsed()));
+            pause(DELAY.saturating_sub(at.elapsed()));
             if to.write_all(&bytes).is_err() {
                 break;
             }
@@ -108,7 +113,7 @@ fn agents_on_slow_links_connect_beside_a_crowd_of_outsiders() -> Result<()> {
                     open.pop_front();
                 }
                 let due = Duration::from_secs(1) * number / RATE;
-                thread::sleep(due.saturating_sub(start.elapsed()));
+                pause(due.saturating_sub(start.elapsed()));
             }
         });
         let result = (|| {

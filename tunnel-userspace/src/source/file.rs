@@ -88,8 +88,7 @@ const WRITTEN_FILES: ReadLimits = ReadLimits {
     file_bytes: 1 << 20,
     sum_bytes: 16 << 20,
 };
-/// The limits if the directory or links have been replaced. All files but large ones then change in one step, so that an
-/// object that moves from one file to another is never missing.
+/// If the directory or links are replaced, all but large files change in one step, so that no moved object is missing.
 const REPLACED_FILES: ReadLimits = ReadLimits {
     sum_bytes: u64::MAX,
     ..WRITTEN_FILES
@@ -448,7 +447,7 @@ impl FileSource {
             let job = self.state.job(&path, ReadCause::Removed);
             self.read(vec![job], WRITTEN_FILES, monotonic()).await;
         }
-        // The report takes time that grows with the number of files. Meanwhile, each poll publishes it.
+        // Meanwhile, each poll publishes the report, which takes time in proportion to the number of files.
         if self.background.is_idle() {
             self.publish_report();
         }

@@ -140,7 +140,7 @@ impl Pool {
             Client::Host => true,
             Client::Pod(_) => {
                 let host = self.clients.get(&Client::Host).copied().unwrap_or(0);
-                // What the host uses beyond its part is missing to the pods.
+                // The pods lack what the host uses beyond its part.
                 let for_pods = limit - (limit / HOST_PART).max(host.min(limit));
                 let free = for_pods.saturating_sub(self.total - host - held);
                 held < free.div_ceil(2)

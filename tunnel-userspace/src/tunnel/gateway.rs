@@ -36,7 +36,6 @@ use super::{
     http2::{self, ClientConnection},
     keepalive::wait_for_silence,
     session_threads::{SessionThreads, ThreadHandle},
-    sessions::SessionEvent,
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
     traffic::Traffic,
 };
@@ -319,7 +318,7 @@ async fn handshake(
     let refused = room.err().map(|limit| limit.to_string());
 
     let limits = &shared.common.limits;
-    let (mut sender, mut connection) = http2::connect(limits, tls).await?;
+    let (mut sender, mut connection) = Box::pin(http2::connect(limits, tls)).await?;
     let answered = tokio::select! {
         hello = hello::send(&mut sender, refused.clone()) => hello.map_err(HandshakeError::from),
         ended = &mut connection => Err(ended.map_or_else(HandshakeError::from, |()| {
@@ -385,37 +384,13 @@ async fn run_session(
         sessions.report_problem(&node, Reason::SessionLimit, &error);
         return;
     }
-    let log_event = |event, detail: &str| {
-        let (node, peer, name) = (&node, view.peer, view.name.as_str());
-        let session = SessionEvent {
-            node,
-            peer,
-            name,
-            detail,
-        };
-        sessions.log_event(event, &session);
-    };
-    log_event("connected", &view.release);
+    sessions.log_event("connected", &node, &view, &view.release);
 
     let ping = connection.ping_pong();
     let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
     let mut connection = pin!(connection);
-    let check_sharing = async {
-        let mut interval = interval(SHARING_INTERVAL);
-        loop {
-            interval.tick().await;
-            sessions.report_shared_certificate(&node);
-        }
-    };
-    let mut identity = shared.identity.clone();
-    let rejected = identity.peer_rejected(&certificates, Role::Agent);
     let ended = tokio::select! {
-        () = check_sharing => None,
-        error = rejected => {
-            let error = format!("the agent's certificate is no longer valid: {}", chain(&error));
-            sessions.report_problem(&node, Reason::IdentityRejected, &error);
-            Some(Err(error))
-        }
+        error = supervise(shared, &node, &certificates) => Some(Err(error)),
         ended = &mut connection => Some(ended.map_err(|error| {
             if http2::is_protocol_error(&error) {
                 sessions.report_problem(&node, Reason::ProtocolError, &chain(&error));
@@ -430,7 +405,7 @@ async fn run_session(
         let text = error
             .as_deref()
             .unwrap_or("the agent closed the connection");
-        log_event("disconnected", text);
+        sessions.log_event("disconnected", &node, &view, text);
         sessions.remove(&node, id, error);
         return;
     }
@@ -463,6 +438,32 @@ async fn run_session(
         () = quiet => {}
         () = done => {}
     }
+}
+
+/// Reports if two machines use the node's certificate. Returns an error once the agent's certificate is no longer
+/// valid.
+async fn supervise(
+    shared: &Shared,
+    node: &Arc<str>,
+    certificates: &[CertificateDer<'static>],
+) -> String {
+    let report_sharing = async {
+        let mut interval = interval(SHARING_INTERVAL);
+        loop {
+            interval.tick().await;
+            shared.sessions.report_shared_certificate(node);
+        }
+    };
+    let mut identity = shared.identity.clone();
+    let error = tokio::select! {
+        error = identity.peer_rejected(certificates, Role::Agent) => chain(&error),
+        () = report_sharing => String::new(),
+    };
+    let error = format!("the agent's certificate is no longer valid: {error}");
+    shared
+        .sessions
+        .report_problem(node, Reason::IdentityRejected, &error);
+    error
 }
 
 async fn wait_until_no_streams(traffic: &Traffic) {

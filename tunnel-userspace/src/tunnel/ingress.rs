@@ -259,12 +259,14 @@ pub(super) async fn forward(
         StreamOutcome::Ended(reason, tcp) => return (reason, tcp),
         StreamOutcome::NotOpened(reason, tcp) => (reason, tcp),
     };
-    let other = match reason {
+    let other = if reason == Reason::TargetDenied {
         // Two machines may use the node's certificate, one of them wrongly.
-        Reason::TargetDenied => sessions.take_permit_elsewhere(&session),
-        // The agent may have got the first bytes, which must not be sent twice.
-        Reason::AgentConnectionLost if first.is_empty() => sessions.take_permit(&target.node).ok(),
-        _ => None,
+        sessions.take_permit_elsewhere(&session)
+    } else if reason == Reason::AgentConnectionLost && first.is_empty() {
+        // Otherwise, the agent may have got the first bytes, which must not be sent twice.
+        sessions.take_permit(&target.node).ok()
+    } else {
+        None
     };
     let Some(permit) = other else {
         return (reason, Some(tcp));

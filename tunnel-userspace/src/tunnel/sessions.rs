@@ -1,6 +1,8 @@
 //! The registry of sessions, grouped by node. The gateway adds sessions, the ingress opens streams on them,
 //! and both record errors.
 
+mod shared_certificate;
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -9,7 +11,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use jiff::{SignedDuration, Timestamp};
@@ -33,9 +34,6 @@ const MAX_PER_NODE: usize = 32;
 /// The maximum number of a node's sessions from one address, so that a stolen certificate that is used from
 /// elsewhere leaves room for the node's agent.
 const MAX_PER_SOURCE: usize = 16;
-/// The time for which sessions of two machines may overlap without being reported. A machine that reboots
-/// leaves broken sessions behind.
-const OVERLAP: Duration = Duration::from_secs(30);
 /// The time for which an error is shown.
 const ERROR_LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 
@@ -208,7 +206,7 @@ impl Sessions {
     }
 
     /// Reports that two machines use a node's certificate, if the node has had sessions with both for longer
-    /// than [`OVERLAP`].
+    /// than a reboot may explain.
     pub(super) fn report_shared_certificate(&self, name: &Arc<str>) {
         let mut nodes = self.nodes.lock();
         let now = Timestamp::now();
@@ -216,7 +214,7 @@ impl Sessions {
             return;
         };
         let views = node.sessions.iter().map(|session| &session.initial_view);
-        let Some(text) = describe_sharing(&views.collect::<Vec<_>>(), now) else {
+        let Some(text) = shared_certificate::describe(&views.collect::<Vec<_>>(), now) else {
             return;
         };
         node.last_error = Some((NodeError::Ended(text.clone()), now));
@@ -327,29 +325,21 @@ impl Sessions {
     }
 
     /// Logs that an agent has connected or disconnected. There may be thousands of such messages.
-    pub(super) fn log_event(&self, event: &'static str, session: &SessionEvent<'_>) {
-        let SessionEvent {
-            node,
-            peer,
-            name,
-            detail,
-        } = session;
-        let key = format!("{peer}");
-        if let Some(suppressed) = self.event_log_limit.may_log(event, node, &key) {
-            info!(%node, %peer, session = name, detail, suppressed, "agent {event}");
+    pub(super) fn log_event(
+        &self,
+        event: &'static str,
+        node: &Arc<str>,
+        session: &SessionView,
+        detail: &str,
+    ) {
+        let (peer, session) = (session.peer, &session.name);
+        let logged = self.event_log_limit.may_log(event, node, &peer.to_string());
+        if let Some(suppressed) = logged {
+            info!(%node, %peer, session, detail, suppressed, "agent {event}");
         } else {
-            debug!(%node, %peer, session = name, detail, "agent {event}");
+            debug!(%node, %peer, session, detail, "agent {event}");
         }
     }
-}
-
-/// The session of a message about a connected or disconnected agent.
-#[derive(Debug)]
-pub(super) struct SessionEvent<'a> {
-    pub(super) node: &'a Arc<str>,
-    pub(super) peer: SocketAddr,
-    pub(super) name: &'a str,
-    pub(super) detail: &'a str,
 }
 
 /// A limit on sessions that has been reached.
@@ -388,22 +378,6 @@ impl Node {
             Some(now)
         }
     }
-}
-
-/// Describes two sessions whose machines have different boot IDs, if both have lasted for [`OVERLAP`].
-fn describe_sharing(sessions: &[&SessionView], now: Timestamp) -> Option<String> {
-    let overlap = SignedDuration::try_from(OVERLAP).ok()?;
-    let is_lasting = |it: &&SessionView| now.duration_since(it.since) >= overlap;
-    let known = sessions.iter().copied().filter(|it| !it.boot.is_empty());
-    let mut lasting = known.filter(is_lasting);
-    let first = lasting.next()?;
-    let other = lasting.find(|it| it.boot != first.boot)?;
-    let machine = |view: &SessionView| format!("{} (boot ID {})", view.peer.ip(), view.boot);
-    Some(format!(
-        "two machines use this node's certificate: {} and {}",
-        machine(first),
-        machine(other)
-    ))
 }
 
 impl NodeError {
@@ -455,33 +429,6 @@ mod tests {
             text(Reason::DialRefused, None),
             "edge-7 (10.1.2.3:10250): the target refused the agent's connect"
         );
-    }
-
-    #[test]
-    fn a_shared_certificate_is_described_once_both_sessions_have_lasted() {
-        let session = |last: u8, boot: &str, since| SessionView {
-            name: String::new(),
-            peer: ([192, 0, 2, last], 4242).into(),
-            since: Timestamp::from_second(since).expect("a time"),
-            release: String::new(),
-            boot: boot.to_owned(),
-            certificate_expires: Timestamp::UNIX_EPOCH,
-            traffic: TrafficView::default(),
-        };
-        let describe = |sessions: &[SessionView]| {
-            let now = Timestamp::from_second(100).expect("a time");
-            describe_sharing(&sessions.iter().collect::<Vec<_>>(), now)
-        };
-        let own = session(1, "a", 0);
-
-        let text = "two machines use this node's certificate: 192.0.2.1 (boot ID a) and 192.0.2.2 \
-                    (boot ID b)";
-        let both = [own.clone(), session(1, "a", 5), session(2, "b", 70)];
-        assert_eq!(describe(&both).as_deref(), Some(text));
-        assert_eq!(describe(&[own.clone(), session(2, "b", 71)]), None, "new");
-        assert_eq!(describe(&[own.clone(), session(2, "", 0)]), None, "unknown");
-        assert_eq!(describe(&[own.clone(), session(2, "a", 0)]), None, "moved");
-        assert_eq!(describe(&[own]), None);
     }
 
     #[tokio::test]

@@ -1,7 +1,11 @@
 //! Listening sockets: binding with retries, and accepting connections until the drain begins.
 
 use std::{
-    collections::BTreeMap, fs, io, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path,
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
     time::Duration,
 };
 
@@ -35,6 +39,15 @@ pub(crate) fn tcp(
     socket.bind(&address.into())?;
     socket.listen(backlog)?;
     TcpListener::from_std(socket.into())
+}
+
+/// Returns the address under which connections from a peer are counted: its IPv4 address, or the /64 prefix of its
+/// IPv6 address, since an IPv6 host may use any address in its /64.
+pub(crate) const fn source_of(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }
 
 /// Binds a Unix socket with mode 0600, replacing any socket that an earlier process left at the path.

@@ -3,7 +3,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +12,7 @@ use std::{
 
 use tracing::debug;
 
-use crate::net::SockDiag;
+use crate::{listen::source_of, net::SockDiag};
 
 /// A client.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -31,13 +31,7 @@ pub(super) const ROOT: Client = Client::User(0);
 
 impl Client {
     pub(super) fn of_address(address: IpAddr) -> Self {
-        Self::Address(match address.to_canonical() {
-            IpAddr::V6(v6) => {
-                let prefix = v6.to_bits() & (u128::MAX << 64);
-                Ipv6Addr::from_bits(prefix).into()
-            }
-            v4 => v4,
-        })
+        Self::Address(source_of(address))
     }
 }
 

@@ -1,15 +1,12 @@
 //! The streams that clients hold, and the limits on how many one client may hold. A client that opens many
 //! connections takes no room from the others, and none from the host itself, where the API server runs.
 
-use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+
+use crate::listen::source_of;
 
 /// The part of a limit that only clients on the host may use: one of this many parts.
 const HOST_PART: usize = 4;
@@ -31,10 +28,7 @@ impl Client {
         if is_loopback {
             return Self::Host;
         }
-        Self::Pod(match address.to_canonical() {
-            IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
-        })
+        Self::Pod(source_of(address))
     }
 }
 

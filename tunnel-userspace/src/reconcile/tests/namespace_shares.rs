@@ -192,28 +192,14 @@ fn tables_leave_room_for_plain_sets_of_the_same_namespace() {
         ..SIZES
     };
     let mut reconciler = adopt_with(Memory::new(sizes), half());
-    let maglev = |number| {
-        let (name, mut state) = service("tenant", number, 1, 2);
+    let maglev = || {
+        let (name, mut state) = many_ports("tenant", 10, 1, 2);
         let service = Arc::make_mut(&mut state.service);
         service.algorithm = Some(Algorithm::Maglev);
-        service.ports = (80..90).map(fixture::http).collect();
-        for (port, number) in service.ports.iter_mut().zip(0..) {
-            port.name = format!("http-{number}").into();
-        }
-        let slice = Arc::make_mut(&mut state.slices[0]);
-        slice.ports = service
-            .ports
-            .iter()
-            .map(|port| EndpointPort {
-                name: Arc::clone(&port.name),
-                port: 8080,
-                protocol: Protocol::TCP,
-            })
-            .collect();
         (name, state)
     };
 
-    apply_all(&mut reconciler, [maglev(1)]);
+    apply_all(&mut reconciler, [maglev()]);
 
     let ports = &services(&reconciler, Some("tenant/web-1"))[0].ports;
     let reduced = ports

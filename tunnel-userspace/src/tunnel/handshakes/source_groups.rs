@@ -7,11 +7,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
+use crate::listen::source_of;
+
 /// The source of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Source {
-    /// The IPv4 address, or the /64 prefix of the IPv6 address, since an IPv6 host may use any address in its
-    /// /64.
+    /// The result of [`source_of`].
     pub(super) address: IpAddr,
     /// The /24 prefix of an IPv4 address, or the /48 prefix of an IPv6 address: the networks that one owner
     /// usually gets.
@@ -20,18 +21,12 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn of(peer: SocketAddr) -> Self {
-        let v6_prefix =
-            |bits: u128, length: u32| Ipv6Addr::from_bits(bits & !(u128::MAX >> length)).into();
-        match peer.ip().to_canonical() {
-            IpAddr::V4(v4) => Self {
-                address: v4.into(),
-                network: Ipv4Addr::from_bits(v4.to_bits() & !0xff).into(),
-            },
-            IpAddr::V6(v6) => Self {
-                address: v6_prefix(v6.to_bits(), 64),
-                network: v6_prefix(v6.to_bits(), 48),
-            },
-        }
+        let address = source_of(peer.ip());
+        let network = match address {
+            IpAddr::V4(v4) => Ipv4Addr::from_bits(v4.to_bits() & !0xff).into(),
+            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !(u128::MAX >> 48)).into(),
+        };
+        Self { address, network }
     }
 }
 

@@ -7,6 +7,7 @@ mod audit_log;
 mod connected_udp;
 mod edge_commands;
 mod events;
+mod gateway_restart;
 mod permissions;
 mod rolling_update;
 mod services;
@@ -40,7 +41,7 @@ pub(crate) struct Spec {
 }
 
 /// All tests, in the order in which they run.
-pub(crate) const ALL: [Spec; 13] = [
+pub(crate) const ALL: [Spec; 14] = [
     spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
         Requirement::AnyProxy,
@@ -95,6 +96,11 @@ pub(crate) const ALL: [Spec; 13] = [
         "kubectl port-forward reaches a pod on an edge node that accepts no connections",
         Requirement::Tunnel,
         edge_commands::port_forward,
+    ),
+    spec(
+        "a rollout of the only gateway under an open kubectl exec refuses connects to the edge for at most 2 s",
+        Requirement::Tunnel,
+        gateway_restart::refuses_connects_briefly,
     ),
     spec(
         "no connection fails during a minute without the API server in which the daemons restart",

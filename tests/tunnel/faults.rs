@@ -4,11 +4,20 @@
     reason = "prints the times and sizes, which it also limits"
 )]
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
-use tunnel_tests::{clock::Instant, load_scale::LoadScale, process_usage, wait};
+use tunnel_tests::{
+    clock::{Instant, pause},
+    load_scale::LoadScale,
+    process_usage, wait,
+};
 
 use crate::{
     fixture::{
@@ -24,6 +33,12 @@ const DIALS: [u32; 2] = [1000, 5000];
 /// The maximum growth of a process's memory during the failed dials, in bytes. It is less than a kilobyte per
 /// dial.
 const MAX_GROWTH: u64 = 3 << 20;
+
+/// The gateway's drain timeout in the test of a restart.
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// The maximum time for which connects may be refused while a gateway restarts.
+const MAX_REFUSAL: Duration = Duration::from_secs(2);
 
 /// Waits until a new client's echo succeeds, and returns the elapsed time.
 fn until_served(tunnel: &Tunnel, target: SocketAddr) -> Result<Duration> {
@@ -55,6 +70,61 @@ fn after_a_kill_of_the_gateway_its_agent_reconnects() -> Result<()> {
         "served again {} ms after the start of the gateway",
         took.as_millis()
     );
+    Ok(())
+}
+
+#[test]
+fn a_gateway_that_restarts_politely_refuses_connects_only_between_the_processes() -> Result<()> {
+    let server = Server::start(Behaviour::Echo)?;
+    let mut settings = TunnelSettings::of(&[server.at()]);
+    settings.gateway_limits.drain_timeout = DRAIN;
+    let mut tunnel = settings.start()?;
+    let steered = tunnel.steering_address_of(server.at())?;
+    let mut old = tunnel.connect(server.at())?;
+    echo(&mut old, b"hello")?;
+    // An agent waits before it replaces a session that has lasted less than a second.
+    pause(Duration::from_secs(1));
+    let stop = AtomicBool::new(false);
+    let (drained_after, times) = thread::scope(|scope| -> Result<_> {
+        let clients = scope.spawn(|| {
+            let mut times = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                let served = dial(steered).is_ok_and(|mut it| echo(&mut it, b"new").is_ok());
+                times.push((start, served));
+                pause(Duration::from_millis(50));
+            }
+            times
+        });
+        let restarted: Result<_> = (|| {
+            let start = Instant::now();
+            // The stream that is open from before keeps the drain from ending early.
+            tunnel.terminate_cloud()?;
+            let drained_after = start.elapsed();
+            tunnel.start_cloud()?;
+            tunnel.until_connected("a")?;
+            Ok(drained_after)
+        })();
+        stop.store(true, Ordering::Relaxed);
+        let times = clients.join().expect("no panic");
+        Ok((restarted?, times))
+    })?;
+    expect_reset(&mut old)?;
+
+    let failed: Vec<_> = times.iter().filter(|(_, served)| !served).collect();
+    let first = failed.first().context("no connect met the restart")?.0;
+    let last = failed.last().context("no connect met the restart")?.0;
+    let refused = last.duration_since(first);
+    let of = times.len();
+    println!(
+        "drained for {} ms; {} of {of} connects refused, within {} ms",
+        drained_after.as_millis(),
+        failed.len(),
+        refused.as_millis()
+    );
+    ensure!(drained_after >= DRAIN, "{drained_after:?}");
+    let limit = LoadScale::from_environment().timeout(MAX_REFUSAL);
+    ensure!(refused <= limit, "{refused:?}");
     Ok(())
 }
 

@@ -257,6 +257,12 @@ impl Tunnel {
         cloud.stop(Signal::SIGKILL).map(drop)
     }
 
+    /// Sends SIGTERM to the cloud end, and waits until it has exited.
+    pub(crate) fn terminate_cloud(&mut self) -> Result<()> {
+        let cloud = self.cloud.take().context("the cloud end was killed")?;
+        cloud.stop(Signal::SIGTERM).map(drop)
+    }
+
     /// Restarts the cloud end on the same ports.
     pub(crate) fn start_cloud(&mut self) -> Result<()> {
         let stem = self.directory.path().join("cloud");

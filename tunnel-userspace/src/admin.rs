@@ -87,6 +87,8 @@ pub struct NodeViews {
     pub config: serde_json::Value,
     /// The current step of the startup or shutdown, such as `waiting for the sources`; `None` in between.
     pub starting: watch::Receiver<Option<String>>,
+    /// The reason why the daemon is not ready while its tunnel drains.
+    pub stopping: watch::Receiver<Option<String>>,
     /// The time that each startup step took.
     pub start_times: watch::Receiver<StartTimes>,
     /// The reconciler's statistics.

@@ -85,7 +85,7 @@ pub(super) fn port_forward(fixture: &Fixture<'_>) -> Result<()> {
 }
 
 /// Calls `body` with the edge node's name, once the node's agent is connected.
-fn on_edge(fixture: &Fixture<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+pub(super) fn on_edge(fixture: &Fixture<'_>, body: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let edge = fixture.cluster.nodes.iter().find(|node| node.is_edge());
     let edge = edge.context("the cluster has no edge node")?.name;
     wait::until(TIMEOUT, || fixture.exec(edge, &["true"]).is_ok())

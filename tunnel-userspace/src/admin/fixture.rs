@@ -61,6 +61,7 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         setup,
         config: serde_json::json!({ "culvert.dev": { "mode": "ebpf" } }),
         starting: watch::channel(None).1,
+        stopping: watch::channel(None).1,
         start_times: watch::Sender::default().subscribe(),
         stats,
         heartbeat: watch::Sender::default().subscribe(),

@@ -33,6 +33,7 @@ impl Readiness {
         let count = |reason: Reason| stats.problems.get(reason.label()).copied().unwrap_or(0);
         let is_starting = starting.is_some();
         let mut reasons = Vec::from_iter(starting);
+        reasons.extend(views.stopping.borrow().clone());
         if !is_starting && !stats.synced {
             reasons.push("nothing is programmed yet".to_owned());
         }

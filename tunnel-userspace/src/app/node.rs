@@ -25,7 +25,7 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The time limit for tasks to stop, in addition to the time for draining streams.
+/// The time limit for tasks to stop once the tunnel has drained.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Converts the steering config into rules for the planner; returns `None` if steering is off.
@@ -65,26 +65,21 @@ pub async fn node(config: Config, give_back: fn()) -> Result<(), RoleError> {
     let (addresses, links) = watch_network(&config, &mut tasks).await?;
     kernel.reconcile_loop.set_addresses(&addresses.borrow());
     let targets = kernel.reconcile_loop.steering().targets();
-    let tunnel = NodeTunnel::open(&config, &mut tasks);
+    let mut tunnel = NodeTunnel::open(&config, &mut tasks);
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
+    let (drain_view, stopping) = watch::channel(None);
     let views = Arc::new(NodeViews {
         network,
         sockets: sockets.subscribe(),
         attachment: attachment_view.subscribe(),
+        stopping,
         tunnel: tunnel.view(targets.clone()),
         ..kernel.views(&config, sources.report(), starting)
     });
     let waiting = views.unbound_ports.clone();
     serve_http(&config, &views, &mut tasks)?;
-    tunnel.start_gateway(&config, &waiting, &mut tasks);
-    let checks = kernel.reconcile_loop.health_checks();
-    let health_checks = HealthCheckServer::new(checks, Arc::clone(&views), tasks.draining());
-    let event_views = events::EventInputs {
-        warnings: vec![kernel.reconcile_loop.warnings(), health_checks.warnings()],
-        unbound_ports: waiting.subscribe(),
-    };
-    sources.start_events(&config, event_views, &mut tasks);
-    tasks.start("health checks", health_checks.run());
+    tunnel.start_gateway(&config, &waiting);
+    start_health_checks(&config, &kernel, &sources, &views, &mut tasks);
     let mut store = sources.run(&mut tasks);
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
@@ -93,6 +88,7 @@ pub async fn node(config: Config, give_back: fn()) -> Result<(), RoleError> {
             None => return Err(RoleError::TaskEnded { name: tasks.ended().await }),
         },
         () = stop.wait() => None,
+        name = tunnel.ended() => return Err(RoleError::TaskEnded { name }),
         name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
     };
     if let Some(first) = first {
@@ -111,7 +107,7 @@ pub async fn node(config: Config, give_back: fn()) -> Result<(), RoleError> {
         drop(data_path);
         if let Some((network, inside)) = start_steering(&config, guard, links, network_view).await?
         {
-            tunnel.start_ingress(&config, targets, inside, &waiting, &mut tasks);
+            tunnel.start_ingress(&config, targets, inside, &waiting);
             tasks.start("net", network.run(tasks.draining()));
         }
         attachment_check::start(attachment, &config, attachment_view, &mut tasks);
@@ -129,15 +125,56 @@ pub async fn node(config: Config, give_back: fn()) -> Result<(), RoleError> {
         give_back();
         tokio::select! {
             () = stop.wait() => {}
+            name = tunnel.ended() => return Err(RoleError::TaskEnded { name }),
             name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
         }
     }
+    drain(tunnel, &drain_view, &mut stop, &mut tasks).await?;
     info!("stopping: the kernel programs and maps stay in place");
     start_step.send_replace(Some("stopping".to_owned()));
-    // `drainTimeout` has no upper limit, so the sum may overflow.
-    let limit = STOP_TIMEOUT.saturating_add(tunnel.drain_timeout(&config));
-    tasks.finish(limit).await;
+    tasks.finish(STOP_TIMEOUT).await;
     Ok(())
+}
+
+/// Starts the server of the health check node ports, and the task that creates Events.
+fn start_health_checks(
+    config: &Config,
+    kernel: &KernelSetup,
+    sources: &Sources,
+    views: &Arc<NodeViews>,
+    tasks: &mut Tasks,
+) {
+    let checks = kernel.reconcile_loop.health_checks();
+    let health_checks = HealthCheckServer::new(checks, Arc::clone(views), tasks.draining());
+    let inputs = events::EventInputs {
+        warnings: vec![kernel.reconcile_loop.warnings(), health_checks.warnings()],
+        unbound_ports: views.unbound_ports.subscribe(),
+    };
+    sources.start_events(config, inputs, tasks);
+    tasks.start("health checks", health_checks.run());
+}
+
+/// Drains the tunnel. Services are still programmed meanwhile, because the next daemon can't start before this one
+/// has exited. Another signal ends the drain.
+async fn drain(
+    tunnel: NodeTunnel,
+    view: &watch::Sender<Option<String>>,
+    stop: &mut ShutdownSignals,
+    tasks: &mut Tasks,
+) -> Result<(), RoleError> {
+    let Some(reason) = tunnel.drain_reason() else {
+        return Ok(());
+    };
+    info!("{reason}");
+    view.send_replace(Some(reason));
+    tokio::select! {
+        () = Box::pin(tunnel.drain()) => Ok(()),
+        () = stop.wait() => {
+            warn!("another signal has ended the drain");
+            Ok(())
+        }
+        name = tasks.ended() => Err(RoleError::TaskEnded { name }),
+    }
 }
 
 fn log_first_update(first: &ClusterUpdate) {

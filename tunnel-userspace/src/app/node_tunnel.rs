@@ -24,10 +24,16 @@ use crate::{
     },
 };
 
-/// The state that a node's gateway and ingress share.
+/// The time limit for the tunnel's tasks to stop, in addition to the time for draining streams.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A node's gateway and ingress, and the state that they share.
 pub(super) struct NodeTunnel {
     identity: Option<CertificateReceiver>,
     sessions: Arc<Sessions>,
+    /// The gateway and the ingress, which drain before the daemon's other tasks stop.
+    tasks: Tasks,
+    drain_timeout: Duration,
 }
 
 impl NodeTunnel {
@@ -41,9 +47,14 @@ impl NodeTunnel {
             tasks.start("identity", store.run(tasks.draining()));
             identity
         });
+        let drain_timeout = identity
+            .as_ref()
+            .map(|_| config.tunnel.session.drain_timeout);
         Self {
             identity,
             sessions: Sessions::new(),
+            tasks: Tasks::default(),
+            drain_timeout: drain_timeout.unwrap_or_default(),
         }
     }
 
@@ -60,19 +71,32 @@ impl NodeTunnel {
         })
     }
 
-    /// Returns how long open streams may take to finish during the drain.
-    pub(super) fn drain_timeout(&self, config: &Config) -> Duration {
-        let identity = self.identity.as_ref();
-        identity.map_or(Duration::ZERO, |_| config.tunnel.session.drain_timeout)
+    /// Waits until the gateway or the ingress ends, and returns its name or its panic message.
+    pub(super) async fn ended(&mut self) -> String {
+        self.tasks.ended().await
+    }
+
+    /// Returns the reason why the node is not ready while the tunnel drains, or `None` if it has nothing to
+    /// drain.
+    pub(super) fn drain_reason(&self) -> Option<String> {
+        let seconds = self.drain_timeout.as_secs();
+        (!self.drain_timeout.is_zero()).then(|| {
+            format!(
+                "stopping: Services and the tunnel work until no stream is open, for at most {seconds} s"
+            )
+        })
+    }
+
+    /// Drains the tunnel: serves new streams as long as others are open, for at most
+    /// `tunnel.session.drainTimeout`, and then ends all sessions.
+    pub(super) async fn drain(self) {
+        // `drainTimeout` has no upper limit, so the sum may overflow.
+        let limit = STOP_TIMEOUT.saturating_add(self.drain_timeout);
+        self.tasks.finish(limit).await;
     }
 
     /// Starts the gateway, if the config has one. Agents can connect before the data path is ready.
-    pub(super) fn start_gateway(
-        &self,
-        config: &Config,
-        unbound_ports: &UnboundPorts,
-        tasks: &mut Tasks,
-    ) {
+    pub(super) fn start_gateway(&mut self, config: &Config, unbound_ports: &UnboundPorts) {
         let (Some(settings), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
             return;
         };
@@ -83,21 +107,20 @@ impl NodeTunnel {
             let (identity, sessions) = (identity.clone(), Arc::clone(&sessions));
             Gateway::bind(settings.clone(), common.clone(), identity, sessions)
         };
-        let draining = tasks.draining();
+        let draining = self.tasks.draining();
         let serving =
             listen::bind_and_serve(name, bind, unbound_ports.clone(), draining, Gateway::run);
-        tasks.start("gateway", serving);
+        self.tasks.start("gateway", serving);
     }
 
     /// Starts the ingress, which accepts steered connections. `targets` maps the index in a steering address
     /// to a node and port; `inside` contains the links from which the ingress accepts connections.
     pub(super) fn start_ingress(
-        &self,
+        &mut self,
         config: &Config,
         targets: watch::Receiver<Arc<SteeringTargets>>,
         inside: watch::Receiver<Arc<BTreeSet<u32>>>,
         unbound_ports: &UnboundPorts,
-        tasks: &mut Tasks,
     ) {
         let Some(steering) = &config.tunnel.steering else {
             return;
@@ -117,10 +140,10 @@ impl NodeTunnel {
                 Arc::clone(&sessions),
             )
         };
-        let (name, draining) = (format!("ingress {listen}"), tasks.draining());
+        let (name, draining) = (format!("ingress {listen}"), self.tasks.draining());
         let serving =
             listen::bind_and_serve(name, bind, unbound_ports.clone(), draining, Ingress::run);
-        tasks.start("ingress", serving);
+        self.tasks.start("ingress", serving);
     }
 }
 

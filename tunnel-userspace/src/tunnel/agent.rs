@@ -27,8 +27,6 @@ use crate::{drain, duration, error_chain::chain, identity};
 /// The maximum number of concurrent sessions in one connection slot: the current session, and earlier ones
 /// whose gateways are draining.
 const MAX_SESSIONS_PER_SLOT: usize = 4;
-/// A session must have lasted at least this long to be replaced without delay when its gateway drains.
-const MIN_LIFETIME: Duration = Duration::from_secs(1);
 
 /// The settings for an agent.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -193,9 +191,7 @@ impl ConnectionTask {
                     match event {
                         Some(SessionEvent::GatewayDrains) => {
                             info!(gateway = self.gateway, "the gateway drains");
-                            // Without this limit, the agent would dial a gateway that drains at once without
-                            // pause.
-                            reconnect_now = uptime >= MIN_LIFETIME;
+                            reconnect_now = backoff.record_drain(uptime);
                         }
                         Some(SessionEvent::Ended(error)) => self.report_failure(error),
                         None => self.report_failure("the task of the session panicked".to_owned()),

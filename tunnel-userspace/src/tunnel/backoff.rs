@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 /// The upper bound for the first delay.
 const FIRST: Duration = Duration::from_millis(500);
 /// The upper bound for all delays.
@@ -9,11 +11,20 @@ const MAX: Duration = Duration::from_secs(30);
 /// A connection that has been up for this long resets the failure count. A connection that the gateway
 /// accepts and then closes immediately never lasts this long.
 const MIN_UPTIME: Duration = Duration::from_secs(10);
+/// A connection must have been up for at least this long to be replaced without delay when its gateway drains.
+const MIN_LIFETIME: Duration = Duration::from_secs(1);
+/// The time after a gateway has drained during which the next process is expected on the same address.
+const RESTART_TIME: Duration = Duration::from_secs(10);
+/// The bounds for the delays during [`RESTART_TIME`].
+const RESTART_DELAYS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
 
-/// An exponential backoff, based on the number of consecutive failures.
+/// An exponential backoff, based on the number of consecutive failures. While a gateway restarts, the delays are
+/// short.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,
+    /// The time until which the gateway is expected to restart.
+    restarts_until: Option<Instant>,
 }
 
 impl Backoff {
@@ -24,12 +35,31 @@ impl Backoff {
         }
     }
 
+    /// Records that the gateway has drained, and so is probably being restarted. Returns true if the connection was
+    /// up for long enough to be replaced without delay.
+    pub(super) fn record_drain(&mut self, uptime: Duration) -> bool {
+        // Without this limit, the agent would dial a gateway that drains at once without pause.
+        let has_lasted = uptime >= MIN_LIFETIME;
+        if has_lasted {
+            self.restarts_until = Some(Instant::now() + RESTART_TIME);
+        }
+        has_lasted
+    }
+
     /// Returns the next delay, with full jitter, so that agents that lost their gateway at the same time
     /// don't all reconnect at the same time. `chance` is a random number between 0 and 1.
     pub(super) fn next_delay(&mut self, chance: f64) -> Duration {
+        let chance = chance.clamp(0.0, 1.0);
+        if self
+            .restarts_until
+            .is_some_and(|until| Instant::now() < until)
+        {
+            let [min, max] = RESTART_DELAYS;
+            return min + (max - min).mul_f64(chance);
+        }
         let max = (FIRST * (1 << self.failures)).min(MAX);
         self.failures = (self.failures + 1).min(16);
-        max.mul_f64(chance.clamp(0.0, 1.0))
+        max.mul_f64(chance)
     }
 }
 
@@ -67,5 +97,26 @@ mod tests {
 
         backoff.record_uptime(MIN_UPTIME);
         assert_eq!(backoff.next_delay(1.0), FIRST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn delays_are_short_while_a_gateway_restarts() {
+        let mut backoff = Backoff::default();
+        assert!(!backoff.record_drain(Duration::from_millis(900)));
+        assert_eq!(backoff.next_delay(1.0), FIRST, "the gateway drains at once");
+        backoff.record_uptime(MIN_UPTIME);
+        assert!(backoff.record_drain(MIN_LIFETIME));
+
+        let [min, max] = RESTART_DELAYS;
+        for _ in 0..100 {
+            assert_eq!(backoff.next_delay(1.0), max);
+            assert_eq!(backoff.next_delay(0.0), min);
+        }
+        tokio::time::advance(RESTART_TIME).await;
+        assert_eq!(
+            backoff.next_delay(1.0),
+            FIRST,
+            "the attempts were not counted"
+        );
     }
 }

@@ -104,6 +104,11 @@ impl ClientShares {
         })
     }
 
+    /// Returns the number of streams that all clients hold.
+    pub(super) fn total(&self) -> usize {
+        self.state.lock().all.total
+    }
+
     /// Returns the clients that hold the most streams on a node.
     pub(super) fn of_node(&self, node: &str) -> Vec<ClientView> {
         let state = self.state.lock();

@@ -21,7 +21,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{Instant, interval, sleep, sleep_until, timeout, timeout_at},
+    time::{interval, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, TlsStream};
 use tracing::{debug, info, warn};
@@ -37,7 +37,6 @@ use super::{
     keepalive::wait_for_silence,
     session_threads::{SessionThreads, ThreadHandle},
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
-    traffic::Traffic,
 };
 use crate::{
     drain, duration,
@@ -50,8 +49,10 @@ use crate::{
 const RESET_TIMEOUT: Duration = Duration::from_millis(500);
 /// The interval between checks whether two machines use a node's certificate.
 const SHARING_INTERVAL: Duration = Duration::from_secs(15);
-/// The interval between checks for open streams while draining.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The time for which the connection stays open once its streams are reset, so that the resets are sent.
+const RESET_DELAY: Duration = Duration::from_millis(20);
+/// The time limit for sending the last bytes of streams that have ended.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The unencrypted TLS alert `internal_error` (RFC 8446 section 6), which is sent to agents while the gateway
 /// has no certificate.
 const INTERNAL_ERROR_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
@@ -146,12 +147,13 @@ impl Gateway {
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves agents until the drain begins, then gives open streams at most
-    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout) to finish.
+    /// Serves agents until the drain begins, and for as long as streams are open after that, but at most for
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout). Then ends all sessions.
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "gateway listens");
         let Self { listener, shared } = self;
         let threads = SessionThreads::start(shared.common.limits.max_threads);
+        let (end, ended) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let admit = |tasks: &mut JoinSet<()>, (tcp, peer)| {
             let thread = threads.least_loaded();
@@ -159,19 +161,28 @@ impl Gateway {
                 &shared,
                 tasks,
                 AcceptedConnection { tcp, peer, thread },
-                draining.clone(),
+                ended.clone(),
             );
         };
-        listen::accept_all(
+        let accepting = listen::accept_all(
             || listener.accept(),
             ACCEPT_PAUSE,
             &mut tasks,
-            draining.clone(),
+            ended.clone(),
             admit,
-        )
-        .await;
+        );
+        // A new stream needs a session, so the sessions continue until no stream is left.
+        let drained = async {
+            let limit = shared.common.limits.drain_timeout;
+            shared.sessions.drained(draining, limit).await;
+            end.send_replace(true);
+        };
+        tokio::join!(accepting, drained);
         drop((listener, threads));
-        info!(sessions = shared.sessions.len(), "gateway drains");
+        info!(
+            sessions = shared.sessions.len(),
+            "the gateway ends its sessions"
+        );
         while tasks.join_next().await.is_some() {}
     }
 }
@@ -188,7 +199,7 @@ fn start_handshake(
     shared: &Arc<Shared>,
     tasks: &mut JoinSet<()>,
     accepted: AcceptedConnection,
-    draining: watch::Receiver<bool>,
+    ended: watch::Receiver<bool>,
 ) {
     let sessions = &shared.sessions;
     let report_limit = |source: IpAddr, error: &str| {
@@ -198,7 +209,7 @@ fn start_handshake(
     let peer = accepted.peer;
     let id = sessions.next_id();
     let runtime = accepted.thread.runtime().clone();
-    let task = handle_connection(Arc::clone(shared), id, accepted, draining);
+    let task = handle_connection(Arc::clone(shared), id, accepted, ended);
     match shared
         .handshakes
         .begin(id, peer, || tasks.spawn_on(task, &runtime))
@@ -222,13 +233,13 @@ async fn handle_connection(
     shared: Arc<Shared>,
     id: u64,
     accepted: AcceptedConnection,
-    mut draining: watch::Receiver<bool>,
+    mut ended: watch::Receiver<bool>,
 ) {
     let peer = accepted.peer;
     let limit = shared.settings.handshake_timeout;
     let result = tokio::select! {
         result = timeout(limit, Box::pin(handshake(&shared, id, accepted))) => result,
-        () = drain::begun(&mut draining) => {
+        () = drain::begun(&mut ended) => {
             shared.handshakes.end(id);
             return;
         }
@@ -236,7 +247,7 @@ async fn handle_connection(
     let has_room = shared.handshakes.end(id);
     let HandshakeError(reason, error) = match result {
         Ok(Ok(established)) if has_room => {
-            return Box::pin(run_session(&shared, established, draining)).await;
+            return Box::pin(run_session(&shared, established, ended)).await;
         }
         Ok(Ok(_)) => return,
         Ok(Err(failed)) => failed,
@@ -361,11 +372,11 @@ async fn handshake(
     })
 }
 
-/// Runs an established session until it ends or is drained.
+/// Runs an established session until it ends, or until the gateway ends it.
 async fn run_session(
     shared: &Shared,
     established: EstablishedSession,
-    mut draining: watch::Receiver<bool>,
+    mut gateway_ended: watch::Receiver<bool>,
 ) {
     let EstablishedSession {
         session,
@@ -398,7 +409,7 @@ async fn run_session(
             chain(&error)
         })),
         () = &mut quiet => Some(Err(format!("no sign of life for {:?}", limits.ping_timeout))),
-        () = drain::begun(&mut draining) => None,
+        () = drain::begun(&mut gateway_ended) => None,
     };
     if let Some(ended) = ended {
         let error = ended.err();
@@ -414,29 +425,29 @@ async fn run_session(
     if let Err(error) = hello.send_data(Bytes::new(), true) {
         debug!(%node, %error, "the hello stream had already ended");
     }
-    let until = Instant::now() + limits.drain_timeout;
-    let done = async {
-        let served = timeout_at(until, wait_until_no_streams(&traffic)).await;
-        if served.is_ok() {
+    // The connection does not close while there is a handle to one of its streams.
+    drop(hello);
+    let closed = async {
+        if traffic.streams() == 0 {
             // The last bytes of the streams may still be queued. The connection closes by itself once they
             // have been sent.
-            sleep_until(until).await;
+            sleep(FLUSH_TIMEOUT).await;
             return;
         }
         warn!(%node, streams = traffic.streams(), "the drain timed out; open streams are reset");
         stop.send_replace(true);
-        if timeout(RESET_TIMEOUT, wait_until_no_streams(&traffic))
+        if timeout(RESET_TIMEOUT, traffic.without_streams())
             .await
             .is_err()
         {
             debug!(%node, "some streams were not reset in time");
         }
-        sleep(POLL_INTERVAL).await;
+        sleep(RESET_DELAY).await;
     };
     tokio::select! {
         _ = &mut connection => {}
         () = quiet => {}
-        () = done => {}
+        () = closed => {}
     }
 }
 
@@ -464,10 +475,4 @@ async fn supervise(
         .sessions
         .report_problem(node, Reason::IdentityRejected, &error);
     error
-}
-
-async fn wait_until_no_streams(traffic: &Traffic) {
-    while traffic.streams() > 0 {
-        sleep(POLL_INTERVAL).await;
-    }
 }

@@ -119,12 +119,14 @@ impl Ingress {
         self.listener.local_addr().unwrap_or(listen)
     }
 
-    /// Serves clients until the drain begins, then gives open streams at most
-    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout) to finish.
+    /// Serves clients until the drain begins, and for as long as streams are open after that, but at most for
+    /// [`SessionLimits::drain_timeout`](super::SessionLimits::drain_timeout). Then resets the streams that are
+    /// still open.
     pub async fn run(self, draining: watch::Receiver<bool>) {
         info!(address = %self.local_addr(), "ingress listens");
         let Self { listener, shared } = self;
         let (stop, stopped) = watch::channel(false);
+        let is_stopped = stopped.clone();
         let mut clients = JoinSet::new();
         let admit = |clients: &mut JoinSet<()>, (tcp, peer)| {
             if clients.len() < MAX_CLIENTS {
@@ -142,24 +144,21 @@ impl Ingress {
                     .report_problem(&subject, Reason::StreamLimit, &peer);
             }
         };
-        listen::accept_all(
+        let accepting = listen::accept_all(
             || listener.accept(),
             ACCEPT_PAUSE,
             &mut clients,
-            draining,
+            is_stopped,
             admit,
-        )
-        .await;
-        drop(listener);
-        info!(clients = clients.len(), "ingress drains");
-        let all = async { while clients.join_next().await.is_some() {} };
-        if timeout(shared.common.limits.drain_timeout, all)
-            .await
-            .is_err()
-        {
+        );
+        let drained = async {
+            let limit = shared.common.limits.drain_timeout;
+            shared.sessions.drained(draining, limit).await;
             stop.send_replace(true);
-            while clients.join_next().await.is_some() {}
-        }
+        };
+        tokio::join!(accepting, drained);
+        drop(listener);
+        while clients.join_next().await.is_some() {}
     }
 }
 

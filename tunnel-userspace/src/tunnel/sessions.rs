@@ -1,6 +1,7 @@
 //! The registry of sessions, grouped by node. The gateway adds sessions, the ingress opens streams on them,
 //! and both record errors.
 
+mod draining;
 mod shared_certificate;
 
 use std::{

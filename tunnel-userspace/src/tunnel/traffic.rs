@@ -9,6 +9,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+/// The interval between checks for open streams.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The traffic counters of a session.
 #[derive(Debug, Default)]
@@ -55,6 +59,13 @@ impl Traffic {
 
     pub(super) fn streams(&self) -> u32 {
         self.streams.load(Ordering::Relaxed)
+    }
+
+    /// Waits until no stream is open.
+    pub(super) async fn without_streams(&self) {
+        while self.streams() > 0 {
+            sleep(POLL_INTERVAL).await;
+        }
     }
 
     /// Returns true if the connection may be dead: the answer to a ping is overdue, and nothing else is

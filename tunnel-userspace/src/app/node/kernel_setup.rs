@@ -198,6 +198,7 @@ impl KernelSetup {
             }),
             port_counts: Box::new(move || ports.port_counters(&*port_counters, limit)),
             attachment: watch::Sender::default().subscribe(),
+            stopping: watch::Sender::default().subscribe(),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),

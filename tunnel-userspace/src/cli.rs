@@ -134,6 +134,10 @@ pub struct NodeArgs {
     /// those in the --config file override them. Fields that have no effect are logged.
     #[arg(long, value_name = "FILE")]
     pub kube_proxy_config: Option<PathBuf>,
+    /// Wait while another culvert process uses the pin directory or stateDir, such as the process that this one
+    /// replaces. Without this flag, the daemon then fails.
+    #[arg(long)]
+    pub wait: bool,
 }
 
 impl NodeArgs {

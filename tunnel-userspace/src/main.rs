@@ -58,7 +58,7 @@ fn node(args: &NodeArgs) -> Result<()> {
                 "a field of kube-proxy's config has no effect here"
             );
         }
-        app::node(config, allocator::give_back)
+        app::node(config, args.wait, allocator::give_back)
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod attachment_check;
 mod kernel_setup;
+mod other_daemon;
 mod socket_termination;
 mod start_timer;
 
@@ -50,15 +51,21 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
     }))
 }
 
-/// Runs the daemon until SIGTERM, SIGINT or SIGHUP, and calls `started` once Services are translated. The
-/// kernel programs and maps stay in place when the daemon stops.
+/// Runs the daemon until SIGTERM, SIGINT or SIGHUP. The kernel programs and maps stay in place when the daemon
+/// stops. If `wait` is true and another daemon uses the pin directory or `stateDir`, the daemon starts once that
+/// one has exited. `give_back` returns free memory to the kernel.
 ///
 /// # Errors
 ///
 /// Returns an error if a startup step fails, or if a task ends unexpectedly. An earlier daemon's programs and
 /// maps stay in place.
-pub async fn node(config: Config, give_back: fn()) -> Result<(), RoleError> {
-    let (mut kernel, sources) = tokio::try_join!(load_data_path(&config), Sources::start(&config))?;
+pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), RoleError> {
+    let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
+    let loaded = tokio::select! {
+        loaded = load(&config, wait) => loaded?,
+        () = stop.wait() => return Ok(()),
+    };
+    let (mut kernel, sources) = loaded;
     let mut tasks = Tasks::default();
     let (start_step, starting) = watch::channel(Some("waiting for the sources".to_owned()));
     let (network_view, network) = watch::channel(net::NetworkView::default());
@@ -81,7 +88,6 @@ pub async fn node(config: Config, give_back: fn()) -> Result<(), RoleError> {
     tunnel.start_gateway(&config, &waiting);
     start_health_checks(&config, &kernel, &sources, &views, &mut tasks);
     let mut store = sources.run(&mut tasks);
-    let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     let first = tokio::select! {
         update = kernel.first_update(&mut store, &start_step) => match update? {
             Some(update) => Some(update),
@@ -185,6 +191,14 @@ fn log_first_update(first: &ClusterUpdate) {
         "every source has delivered its first complete list"
     };
     info!(services, "{message}");
+}
+
+/// Loads the data path and opens the sources, once no other daemon is in the way.
+async fn load(config: &Config, wait: bool) -> Result<(KernelSetup, Sources), RoleError> {
+    if wait {
+        other_daemon::wait_until_gone(config).await;
+    }
+    tokio::try_join!(load_data_path(config), Sources::start(config))
 }
 
 /// Loads the programs and maps on a blocking thread, since reading many map entries would delay other tasks.

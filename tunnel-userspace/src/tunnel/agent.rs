@@ -10,7 +10,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 pub use super::allow_list::is_allowed_target;
 use super::{
@@ -20,6 +20,7 @@ use super::{
     backoff::Backoff,
     dial,
     dial_permits::DialPermits,
+    log_limit::LogLimit,
     session_threads::{SessionThreads, ThreadHandle},
 };
 use crate::{drain, duration, error_chain::chain, identity};
@@ -91,6 +92,7 @@ impl Agent {
             allow_list: allow,
             state: Arc::new(AgentState::new(slots)),
             dial_permits: DialPermits::new(settings.max_pending_dials),
+            log_limit: LogLimit::default(),
             boot_id: boot.unwrap_or_default().trim().to_owned(),
             settings,
             common,
@@ -169,7 +171,7 @@ impl ConnectionTask {
             match result {
                 Ok(established) => {
                     let since = Instant::now();
-                    info!(gateway = self.gateway, "connected to the gateway");
+                    self.log_event("connected to the gateway");
                     self.set_state(ConnectionState::Connected, None, None);
                     let traffic = Arc::clone(&established.traffic);
                     self.shared.state.set_traffic(self.slot, traffic);
@@ -190,7 +192,7 @@ impl ConnectionTask {
                     backoff.record_uptime(uptime);
                     match event {
                         Some(SessionEvent::GatewayDrains) => {
-                            info!(gateway = self.gateway, "the gateway drains");
+                            self.log_event("the gateway drains");
                             reconnect_now = backoff.record_drain(uptime);
                         }
                         Some(SessionEvent::Ended(error)) => self.report_failure(error),
@@ -229,11 +231,29 @@ impl ConnectionTask {
     }
 
     fn report_failure(&self, error: String) {
-        warn!(
-            gateway = self.gateway,
-            error, "no connection to the gateway"
-        );
+        let gateway = &self.gateway;
+        if let Some(suppressed) = self.may_log("no connection", &error) {
+            warn!(gateway, error, suppressed, "no connection to the gateway");
+        } else {
+            debug!(gateway, error, "no connection to the gateway");
+        }
         self.set_state(ConnectionState::Backoff, None, Some(error));
+    }
+
+    fn log_event(&self, event: &'static str) {
+        let gateway = &self.gateway;
+        if let Some(suppressed) = self.may_log(event, "") {
+            info!(gateway, suppressed, "{event}");
+        } else {
+            debug!(gateway, "{event}");
+        }
+    }
+
+    /// Returns the number of messages suppressed since the last logged one, or `None` if this message must be
+    /// suppressed, too. A gateway that is down or hostile causes an attempt several times a second.
+    fn may_log(&self, kind: &'static str, cause: &str) -> Option<u64> {
+        let gateway = self.gateway.as_str().into();
+        self.shared.log_limit.may_log(kind, &gateway, cause)
     }
 
     fn set_state(&self, state: ConnectionState, next: Option<Timestamp>, error: Option<String>) {

@@ -27,6 +27,7 @@ use super::{
     hello,
     http2::{self, ServerConnection, TlsConnection},
     keepalive::wait_for_silence,
+    log_limit::LogLimit,
     socket::{Meter, set_stream_options},
     traffic::Traffic,
 };
@@ -53,6 +54,7 @@ pub(super) struct AgentContext {
     pub(super) allow_list: AllowList,
     pub(super) dial_permits: DialPermits,
     pub(super) state: Arc<AgentState>,
+    pub(super) log_limit: LogLimit,
     pub(super) boot_id: String,
 }
 

@@ -77,6 +77,8 @@ enum TunnelRole {
     Cloud,
     /// An agent.
     Agent,
+    /// Many agents on slow links.
+    Agents,
 }
 
 fn main() -> ExitCode {
@@ -102,6 +104,7 @@ fn run(command: Command) -> Result<()> {
         } => match role {
             TunnelRole::Cloud => tunnel_process::roles::run_cloud(&settings, &record),
             TunnelRole::Agent => tunnel_process::roles::run_agent(&settings, &record),
+            TunnelRole::Agents => tunnel_process::roles::run_agents(&settings, &record),
         },
         Command::Throughput { command } => commands::throughput::run(command),
         Command::Load { load } => commands::load::run(load),

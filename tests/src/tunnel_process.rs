@@ -27,6 +27,7 @@ use tunnel_userspace::{
 use crate::{environment, executor::child, log, pki, server::read_record, wait};
 
 pub mod roles;
+mod slow_link;
 
 /// The time limit for a process to become ready, and for one to exit.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -71,6 +72,23 @@ pub struct AgentSettings {
     pub agent: agent::AgentSettings,
     pub certificate: IdentityFiles,
     pub session: SessionLimits,
+}
+
+/// The settings for many agents in one process.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct AgentsSettings {
+    pub agents: Vec<AgentSettings>,
+    /// The gateway. Each agent's own setting is ignored.
+    pub gateway: SocketAddr,
+    /// The time that bytes take between the agents and the gateway, in each direction, in milliseconds.
+    pub delay_millis: u64,
+}
+
+/// The state of many agents in one process.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub struct AgentsState {
+    /// The number of agents that are connected to the gateway.
+    pub connected: usize,
 }
 
 /// The state of a gateway with an ingress, which its process publishes.
@@ -136,7 +154,7 @@ pub struct TunnelProcess {
 }
 
 impl TunnelProcess {
-    /// Starts a process whose role is `cloud` or `agent`. The paths of its files are `stem` plus an
+    /// Starts a process whose role is `cloud`, `agent` or `agents`. The paths of its files are `stem` plus an
     /// extension.
     pub fn start(role: &str, stem: &Path, settings: &impl Serialize) -> Result<Self> {
         let file = |extension| stem.with_extension(extension);
@@ -172,6 +190,10 @@ impl TunnelProcess {
     }
 
     pub fn cloud_state(&self) -> Result<CloudState> {
+        read_record(&self.record)
+    }
+
+    pub fn agents_state(&self) -> Result<AgentsState> {
         read_record(&self.record)
     }
 

@@ -119,6 +119,8 @@ enum Bench {
     Api,
     /// The cost of a stream through the tunnel, compared with plain TCP and plain TLS.
     Tunnel,
+    /// The time that many agents take to reconnect to a restarted gateway.
+    Reconnect,
 }
 
 fn main() -> ExitCode {

@@ -10,6 +10,7 @@ mod connect;
 mod kube_proxy_rules;
 mod plot;
 mod program;
+mod reconnect;
 mod report;
 mod services;
 mod tunnel;
@@ -39,6 +40,8 @@ enum Bench {
     Api(api::Options),
     /// Measure the cost of a stream through the tunnel, compared with plain TCP and bare TLS.
     Tunnel(tunnel::Options),
+    /// Measure how long many agents take to reconnect to a restarted gateway.
+    Reconnect(reconnect::Options),
     /// Draw charts of each benchmark's last run.
     Plot(plot::Options),
 }
@@ -60,6 +63,7 @@ fn run(bench: &Bench) -> Result<()> {
         Bench::Program(options) => program::run(options),
         Bench::Api(options) => api::run(options),
         Bench::Tunnel(options) => tunnel::run(options),
+        Bench::Reconnect(options) => reconnect::run(options),
         Bench::Plot(options) => plot::run(options),
     }
 }

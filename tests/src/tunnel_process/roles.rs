@@ -5,6 +5,7 @@ use std::{
     fs,
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -14,29 +15,36 @@ use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
+    task::JoinSet,
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_userspace::{
     identity::{CertificateStore, Role},
     model, telemetry,
     tunnel::{
-        CommonSettings, SessionLimits, Sessions,
+        CommonSettings, ConnectionState, ConnectionView, SessionLimits, Sessions,
         agent::Agent,
         gateway::Gateway,
         ingress::{self, Ingress},
     },
 };
 
-use super::{AgentSettings, AgentState, CloudSettings, CloudState, Target};
+use super::{
+    AgentSettings, AgentState, AgentsSettings, AgentsState, CloudSettings, CloudState, Target,
+    slow_link,
+};
 
 /// The log filter of a tunnel process.
 const LOG_FILTER: &str = "debug,h2=warn,rustls=warn";
+/// The log filter of a process with many agents.
+const AGENTS_LOG_FILTER: &str = "error";
 
 fn read_settings_and_start<T: DeserializeOwned>(
     settings: &Path,
+    log_filter: &str,
 ) -> Result<(T, tokio::runtime::Runtime)> {
     let settings = serde_json::from_slice(&fs::read(settings)?)?;
-    telemetry::start(LOG_FILTER, false)?;
+    telemetry::start(log_filter, false)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -52,7 +60,7 @@ const fn common_settings(limits: SessionLimits) -> CommonSettings {
 
 /// Runs a gateway with an ingress until SIGTERM arrives.
 pub fn run_cloud(settings: &Path, record: &Path) -> Result<()> {
-    let (settings, runtime) = read_settings_and_start::<CloudSettings>(settings)?;
+    let (settings, runtime) = read_settings_and_start::<CloudSettings>(settings, LOG_FILTER)?;
     runtime.block_on(Box::pin(serve_cloud(settings, record)))
 }
 
@@ -119,7 +127,7 @@ fn to_model(targets: &[Target]) -> model::SteeringTargets {
 
 /// Runs an agent until SIGTERM arrives.
 pub fn run_agent(settings: &Path, record: &Path) -> Result<()> {
-    let (settings, runtime) = read_settings_and_start::<AgentSettings>(settings)?;
+    let (settings, runtime) = read_settings_and_start::<AgentSettings>(settings, LOG_FILTER)?;
     runtime.block_on(Box::pin(serve_agent(settings, record)))
 }
 
@@ -139,6 +147,46 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
     };
     run_and_publish(record, current_state, async move |draining| {
         tokio::join!(store.run(draining.clone()), Box::pin(agent.run(draining)));
+    })
+    .await
+}
+
+/// Runs many agents, whose connections to the gateway are slow, until SIGTERM arrives.
+pub fn run_agents(settings: &Path, record: &Path) -> Result<()> {
+    let (settings, runtime) =
+        read_settings_and_start::<AgentsSettings>(settings, AGENTS_LOG_FILTER)?;
+    runtime.block_on(Box::pin(serve_agents(settings, record)))
+}
+
+async fn serve_agents(settings: AgentsSettings, record: &Path) -> Result<()> {
+    let delay = Duration::from_millis(settings.delay_millis);
+    let (gateway, links) = slow_link::listen(settings.gateway, delay).await?;
+    let mut agents = Vec::new();
+    for mut settings in settings.agents {
+        settings.agent.gateways = vec![gateway.to_string()];
+        let (_store, identity) = CertificateStore::open(settings.certificate, Role::Agent);
+        let common = common_settings(settings.session);
+        agents.push(Agent::new(settings.agent, common, identity)?);
+    }
+    let states: Vec<_> = agents.iter().map(Agent::state).collect();
+    let is_connected = |state: &ConnectionView| state.state == ConnectionState::Connected;
+    let current_state = || {
+        let connected = states
+            .iter()
+            .filter(|state| state.view().connections.iter().any(is_connected));
+        Ok(AgentsState {
+            connected: connected.count(),
+        })
+    };
+    run_and_publish(record, current_state, async move |draining| {
+        let mut running = JoinSet::new();
+        for agent in agents {
+            running.spawn(agent.run(draining.clone()));
+        }
+        tokio::select! {
+            () = links => {}
+            () = async { while running.join_next().await.is_some() {} } => {}
+        }
     })
     .await
 }

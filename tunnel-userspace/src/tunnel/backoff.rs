@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The upper bound for the first delay.
+/// The upper bound for the first delays.
 const FIRST: Duration = Duration::from_millis(500);
+/// The number of delays with this bound, during which a gateway that was killed has usually been restarted.
+const FIRST_DELAYS: u32 = 3;
 /// The upper bound for all delays.
 const MAX: Duration = Duration::from_secs(30);
 /// A connection that has been up for this long resets the failure count. A connection that the gateway
@@ -57,7 +59,8 @@ impl Backoff {
             let [min, max] = RESTART_DELAYS;
             return min + (max - min).mul_f64(chance);
         }
-        let max = (FIRST * (1 << self.failures)).min(MAX);
+        let doublings = (self.failures + 1).saturating_sub(FIRST_DELAYS);
+        let max = (FIRST * (1 << doublings)).min(MAX);
         self.failures = (self.failures + 1).min(16);
         max.mul_f64(chance)
     }
@@ -71,13 +74,15 @@ mod tests {
     fn delays_double_up_to_half_a_minute() {
         let mut backoff = Backoff::default();
 
-        let delays: Vec<_> = (0..9)
+        let delays: Vec<_> = (0..11)
             .map(|_| backoff.next_delay(1.0).as_millis())
             .collect();
 
         assert_eq!(
             delays,
-            [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000]
+            [
+                500, 500, 500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000
+            ]
         );
         for _ in 0..100 {
             assert_eq!(backoff.next_delay(1.0), MAX);
@@ -88,7 +93,7 @@ mod tests {
     #[test]
     fn only_a_connection_that_stayed_up_resets_the_delay() {
         let mut backoff = Backoff::default();
-        for _ in 0..9 {
+        for _ in 0..11 {
             backoff.next_delay(1.0);
         }
 

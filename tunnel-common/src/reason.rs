@@ -113,8 +113,8 @@ reasons! {
         ObjectRejected = 19, "object_rejected", "not read: a manifest, or an object in it, is invalid";
         /// Not steered: there is no room for another steering record.
         SteeringFull = 20, "steering_full", "not steered: bpf.maps.steering or a steering prefix is used up";
-        /// Not steered: an edge node has no address, or has another node's address.
-        NodeRejected = 21, "node_rejected", "not steered: an edge node has no address, or the address of another node";
+        /// Not steered: an edge node has no address, or one that it may not have.
+        NodeRejected = 21, "node_rejected", "not steered: an edge node has no address, or an address that it may not have";
         /// Not steered: an entry in a port list is invalid, or overridden by another list.
         PortsRejected = 22, "ports_rejected", "not steered: an entry of a port list is invalid, or another list overrides it";
         /// Both ends closed the stream.
@@ -187,6 +187,10 @@ reasons! {
         SlotsFragmented = 64, "slots_fragmented", "not programmed as planned: bpf.maps.slots has enough free entries, but too few of them in a row";
         /// Refused: the client already holds its share of the streams of a node, or of the ingress.
         ClientShareExceeded = 65, "client_share_exceeded", "refused: the client holds its share of the streams of a node, or of the ingress";
+        /// Two Nodes have the same address. Connections are refused if it is unknown which edge node had it first.
+        AddressDisputed = 66, "address_disputed", "several nodes have this address; refused if it is unknown which edge node had it first";
+        /// An edge node's address is steered, although nothing confirms that the node has it.
+        AddressUnconfirmed = 67, "address_unconfirmed", "steered, although tunnel.steering.nodeCIDRs does not confirm that the address is an edge node's";
     }
 }
 

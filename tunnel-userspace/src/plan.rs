@@ -2,6 +2,7 @@
 //! no randomness. `reconcile/desired_plans` holds the plans for all Services, and updates those that a change
 //! affects.
 //!
+//! - `address_index`: indexes objects by their addresses
 //! - `endpoint_selection`: selects the endpoints of a service port that get traffic
 //! - `endpoint_status`: determines each endpoint's status and the reason for it, for operators
 //! - `external_ip_owners`: tracks the Nodes and load balancers that own external IPs
@@ -15,6 +16,7 @@
 //! - `source_ranges`: determines which clients may use a load balancer's addresses
 //! - `steering`: plans which addresses and ports are steered to the tunnel
 
+mod address_index;
 mod endpoint_selection;
 mod endpoint_status;
 mod external_ip_owners;
@@ -47,7 +49,10 @@ pub use no_local_endpoints::{NoLocalEndpoints, count_no_local_endpoints};
 pub use node_pools::NodePools;
 pub use planned_endpoints::{PlannedEndpoint, PlannedEndpoints};
 pub use slots::{SlotLayout, WeightedTarget};
-pub use steering::{SteeringPlan, SteeringProblem, SteeringRules, plan_steering};
+pub use steering::{
+    AddressHolders, KnownAddresses, SteeringInputs, SteeringPlan, SteeringProblem, SteeringRules,
+    claims_address, plan_steering,
+};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     service::{Algorithm, FrontendKey, Membership, SourceRange},

@@ -12,6 +12,7 @@
 //!
 //! - `background_job`: runs a job on its own thread, so that the loop need not wait for it
 //! - `grace_period`: holds removed entries until an RCU grace period has passed and they can be freed
+//! - `held_addresses_file`: saves which edge node holds each address
 //! - `listener_log`: logs listeners that are ignored, at a limited rate
 //! - `listener_poll`: polls for local processes that listen on a Service's address
 //! - `map_access`: defines the traits for reading and writing maps
@@ -20,10 +21,12 @@
 //! - `port_problems`: tracks the service ports that can't be programmed as planned
 //! - `refused_retries`: spreads the retries of very many Services that did not fit into the maps over time
 //! - `steering`: plans steering and writes the steering maps
+//! - `timers`: the timers of `reconcile_loop`
 
 mod background_job;
 mod desired_plans;
 mod grace_period;
+mod held_addresses_file;
 mod listener_log;
 mod listener_poll;
 mod map_access;
@@ -36,6 +39,7 @@ mod reconcile_loop;
 mod reconciler;
 mod refused_retries;
 mod steering;
+mod timers;
 
 pub use tunnel_common::table::MapSizes;
 
@@ -43,6 +47,7 @@ pub use self::{
     background_job::ThreadPanicked,
     desired_plans::PlanSettings,
     grace_period::{GracePeriod, RetiredEntries},
+    held_addresses_file::{held_addresses_path, read_held_addresses, save_held_addresses},
     listener_poll::{FindListeners, ListenerPollError, ListeningUsers},
     map_access::{
         AdoptError, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError,

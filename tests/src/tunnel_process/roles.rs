@@ -119,6 +119,7 @@ fn to_model(targets: &[Target]) -> model::SteeringTargets {
             address: at.ip(),
             port: at.port(),
             loopback: false,
+            is_disputed: false,
         };
         (*index, target)
     };

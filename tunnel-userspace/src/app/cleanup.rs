@@ -9,7 +9,7 @@ use super::{
 use crate::{
     bpf::{self, LeftPins, PinDirectory},
     config::Config,
-    net,
+    net, reconcile,
 };
 
 /// Removes the programs, maps, routes and files that `culvert node` created with this config. Returns a line
@@ -51,10 +51,10 @@ pub fn cleanup(config: &Config) -> Result<Vec<String>, RoleError> {
     // The state directory is removed last, and only if a daemon created it.
     let own_directory = marker.exists().then(|| directory.clone());
     let sockets = [config.admin_socket(), config.helper_socket()];
-    let files =
-        sockets
-            .into_iter()
-            .chain([config.objects_snapshot(), marker, lock_path(directory)]);
+    let files = sockets
+        .into_iter()
+        .chain([reconcile::held_addresses_path(directory)])
+        .chain([config.objects_snapshot(), marker, lock_path(directory)]);
     for path in files.chain(own_directory) {
         let removed = if path == *directory {
             fs::remove_dir(&path)

@@ -23,6 +23,8 @@ use crate::{
     model::{ClusterUpdate, ObjectName},
     net::{self, NetworkFollower, NetworkSetup, NetworkState},
     plan::SteeringRules,
+    reconcile,
+    source::kube::ApiServer,
     tasks::Tasks,
 };
 
@@ -40,6 +42,8 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
         .config_map
         .split_once('/')
         .unwrap_or(("", &steering.config_map));
+    let kube = config.source.kube.iter();
+    let api_servers = kube.flat_map(|kube| &kube.api_servers);
     Ok(Some(SteeringRules {
         own_node: config.node_name.clone(),
         edge_selector: steering
@@ -48,6 +52,8 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
             .map_err(failed("cannot use tunnel.steering.edgeNodeSelector"))?,
         config_map: ObjectName::new(namespace, name),
         families: [has(true), has(false)],
+        node_ranges: steering.node_ranges(),
+        api_servers: api_servers.filter_map(ApiServer::ip).collect(),
     }))
 }
 
@@ -69,8 +75,8 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
     let mut tasks = Tasks::default();
     let (start_step, starting) = watch::channel(Some("waiting for the sources".to_owned()));
     let (network_view, network) = watch::channel(net::NetworkView::default());
-    let (addresses, links) = watch_network(&config, &mut tasks).await?;
-    kernel.reconcile_loop.set_addresses(&addresses.borrow());
+    let (addresses, links) = watch_network(&config, &mut tasks, &mut kernel).await?;
+    save_held_addresses(&config, &mut kernel, &mut tasks);
     let targets = kernel.reconcile_loop.steering().targets();
     let mut tunnel = NodeTunnel::open(&config, &mut tasks);
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
@@ -212,13 +218,28 @@ async fn load_data_path(config: &Config) -> Result<KernelSetup, RoleError> {
 async fn watch_network(
     config: &Config,
     tasks: &mut Tasks,
+    kernel: &mut KernelSetup,
 ) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
-    let follower = NetworkFollower::open(config.tunnel.steering.is_some())
+    let uplinks = config.service.uplinks.clone();
+    let steering_uplinks = config.tunnel.steering.as_ref().map(|_| uplinks);
+    let follower = NetworkFollower::open(steering_uplinks)
         .await
         .map_err(failed("cannot list the links and addresses of this node"))?;
-    let followed = (follower.addresses(), follower.network());
+    let (addresses, network) = (follower.addresses(), follower.network());
+    kernel.reconcile_loop.set_addresses(&addresses.borrow());
+    kernel.reconcile_loop.follow_networks(follower.networks());
     tasks.start("links", follower.run(tasks.draining()));
-    Ok(followed)
+    Ok((addresses, network))
+}
+
+/// Starts the task that saves which edge node holds each address.
+fn save_held_addresses(config: &Config, kernel: &mut KernelSetup, tasks: &mut Tasks) {
+    if config.tunnel.steering.is_some() {
+        let path = reconcile::held_addresses_path(&config.state_dir);
+        let holders = kernel.reconcile_loop.steering().holders();
+        let saving = reconcile::save_held_addresses(path, holders, tasks.draining());
+        tasks.start("node addresses", saving);
+    }
 }
 
 /// This node's current addresses.

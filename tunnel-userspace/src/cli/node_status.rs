@@ -159,6 +159,8 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
     }
     rows.add_each(Row::Error, &network.problem);
     rows.add_each(Row::Error, steering.problems.iter().take(MAX_PROBLEMS));
+    let unconfirmed = steering.unconfirmed.iter().take(MAX_PROBLEMS);
+    rows.add_each(Row::Warning, unconfirmed);
     let is_disconnected = |node: &&NodeView| node.sessions.is_empty();
     let disconnected = status.nodes.iter().filter(is_disconnected);
     if let Some(identity) = &status.identity {

@@ -29,7 +29,10 @@ pub(super) fn with_all_sections() -> Value {
             }),
         },
         tunnel: TunnelConfig {
-            steering: Some(SteeringConfig::default()),
+            steering: Some(SteeringConfig {
+                node_cidrs: Some(Vec::new()),
+                ..SteeringConfig::default()
+            }),
             gateway: Some(Default::default()),
             agent: Some(Default::default()),
             identity: Some(IdentityConfig::default()),

@@ -201,6 +201,8 @@ fn an_invalid_tunnel_section_is_refused_with_its_field() {
         steering: { prefixes: ['::/64'] } => tunnel.steering.prefixes[0]
         steering: { prefixes: [10.0.0.1/16] } => tunnel.steering.prefixes[0]
         steering: { prefixes: [10.0.0.0/16, 10.1.0.0/16] } => tunnel.steering.prefixes[1]
+        steering: { nodeCIDRs: [] } => tunnel.steering.nodeCIDRs
+        steering: { nodeCIDRs: [10.0.0.0/16, 10.1.0.1/16] } => tunnel.steering.nodeCIDRs[1]
         steering: { edgeNodeSelector: a b } => tunnel.steering.edgeNodeSelector
         steering: { edgeNodeSelector: '' } => tunnel.steering.edgeNodeSelector
         socketMark: 0 => tunnel.socketMark

@@ -134,6 +134,10 @@ pub struct SteeringConfig {
     pub ingress_port: u16,
     /// The label selector for edge nodes.
     pub edge_node_selector: String,
+    /// The CIDRs that contain the edge nodes' addresses. Other addresses of edge nodes are not steered. If absent,
+    /// an edge node may have any address that is not known to belong to something else.
+    #[serde(rename = "nodeCIDRs", skip_serializing_if = "Option::is_none")]
+    pub node_cidrs: Option<Vec<String>>,
     /// The treatment of steered connections while the ingress is down.
     pub on_ingress_down: OnIngressDown,
     /// The protocol number of the routes that Culvert adds (`ip route … proto`).
@@ -148,6 +152,7 @@ impl Default for SteeringConfig {
             prefixes: vec!["198.19.0.0/16".to_owned(), "fd00:c01e::/64".to_owned()],
             ingress_port: 10_270,
             edge_node_selector: "openyurt.io/is-edge-worker=true".to_owned(),
+            node_cidrs: None,
             on_ingress_down: OnIngressDown::Refuse,
             route_protocol: 176,
             config_map: "kube-system/yurt-tunnel-server-cfg".to_owned(),
@@ -191,6 +196,17 @@ impl SteeringConfig {
             let reason = "must not be empty: an empty selector matches every Node";
             return tunnel_error("steering.edgeNodeSelector", reason);
         }
+        if let Some(ranges) = &self.node_cidrs {
+            if ranges.is_empty() {
+                let reason = "must list at least one CIDR; omit the field to steer any address of an edge node \
+                              that is not known to belong to something else";
+                return tunnel_error("steering.nodeCIDRs", reason);
+            }
+            let is_range = |text: &str| text.parse::<Prefix>().is_ok();
+            let reason =
+                "must be a CIDR without bits set after the prefix length, such as 10.20.0.0/16";
+            check_each("tunnel.steering.nodeCIDRs", ranges, is_range, reason)?;
+        }
         if self.on_ingress_down == OnIngressDown::Pass {
             return tunnel_error(
                 "steering.onIngressDown",
@@ -209,11 +225,19 @@ impl SteeringConfig {
     /// Returns the parsed prefixes. In a checked config, all of them are valid.
     #[must_use]
     pub fn ranges(&self) -> Vec<Prefix> {
-        self.prefixes
-            .iter()
-            .filter_map(|text| text.parse().ok())
-            .collect()
+        parse_prefixes(&self.prefixes)
     }
+
+    /// Returns the parsed ranges of the edge nodes' addresses, or `None` if the config has none. In a checked
+    /// config, all of them are valid.
+    #[must_use]
+    pub fn node_ranges(&self) -> Option<Vec<Prefix>> {
+        self.node_cidrs.as_deref().map(parse_prefixes)
+    }
+}
+
+fn parse_prefixes(texts: &[String]) -> Vec<Prefix> {
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
 /// Returns true if a prefix may be used for steering: it is not too short, and contains no loopback,

@@ -28,10 +28,8 @@ impl ApiObject for v1::Node {
                 .filter_map(|address| address::parse_ip(&address.address))
                 .collect()
         };
-        let created = self.metadata.creation_timestamp;
         Ok(Some(Object::Node(Arc::new(Node {
             name,
-            created: created.map(|time| time.0.as_second()),
             labels: self.metadata.labels.unwrap_or_default(),
             internal_ips: ips(true),
             other_ips: ips(false),

@@ -18,7 +18,6 @@ pub(crate) fn ips(texts: &[&str]) -> Vec<IpAddr> {
 pub(crate) fn node(name: &str) -> Node {
     Node {
         name: ObjectName::new("", name),
-        created: None,
         labels: BTreeMap::new(),
         internal_ips: Vec::new(),
         other_ips: Vec::new(),

@@ -15,9 +15,6 @@ pub const NODE_POOL_LABEL: &str = "apps.openyurt.io/nodepool";
 pub struct Node {
     /// The Node's name; its namespace is empty.
     pub name: ObjectName,
-    /// The creation time, in seconds since the epoch. If two Nodes have the same address, the older Node owns
-    /// it.
-    pub created: Option<i64>,
     /// All labels.
     pub labels: BTreeMap<String, String>,
     /// The valid IP addresses of type `InternalIP`, in the same order as in the object.

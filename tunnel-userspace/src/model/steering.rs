@@ -11,6 +11,8 @@ pub struct SteeringTarget {
     pub port: u16,
     /// True if the agent must dial loopback instead of `address` (`localhost-proxy-ports`).
     pub loopback: bool,
+    /// True if several edge nodes claim the address, and none of them gets it. Connections are then refused.
+    pub is_disputed: bool,
 }
 
 impl fmt::Display for SteeringTarget {

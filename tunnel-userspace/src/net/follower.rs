@@ -10,15 +10,18 @@ use tracing::{info, warn};
 
 use super::{
     CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY, netlink::NetworkMonitor,
-    snapshot::Snapshot,
+    snapshot::Snapshot, uplinks,
 };
-use crate::{drain, error_chain::chain, publish};
+use crate::{drain, error_chain::chain, model::LinkNetworks, publish};
 
 /// Follows this node's network, and publishes its current state.
 pub struct NetworkFollower {
     netlink: NetworkMonitor,
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     network: watch::Sender<NetworkState>,
+    networks: watch::Sender<Arc<LinkNetworks>>,
+    /// The configured uplinks, which decide which links lead to pods.
+    uplinks: Vec<String>,
 }
 
 /// The state of this node's network, as last read from the kernel.
@@ -30,17 +33,21 @@ pub struct NetworkState {
 }
 
 impl NetworkFollower {
-    /// Subscribes to changes, and reads the current state. Routes are included only if `with_routes` is true.
+    /// Subscribes to changes, and reads the current state. Routes are included only if `uplinks` is not `None`: if
+    /// this node steers connections. `uplinks` contains the configured uplinks.
     ///
     /// # Errors
     ///
     /// Returns an error if the netlink socket can't be opened, or if a query fails.
-    pub async fn open(with_routes: bool) -> Result<Self, NetError> {
-        let netlink = NetworkMonitor::open(with_routes)?;
+    pub async fn open(uplinks: Option<Vec<String>>) -> Result<Self, NetError> {
+        let netlink = NetworkMonitor::open(uplinks.is_some())?;
+        let uplinks = uplinks.unwrap_or_default();
         let snapshot = Arc::new(netlink.snapshot().await?);
         Ok(Self {
             netlink,
             addresses: watch::Sender::new(Arc::clone(&snapshot.own_addresses)),
+            networks: watch::Sender::new(Arc::new(networks(&snapshot, &uplinks))),
+            uplinks,
             network: watch::Sender::new(NetworkState {
                 snapshot,
                 problem: None,
@@ -58,6 +65,12 @@ impl NetworkFollower {
     #[must_use]
     pub fn network(&self) -> watch::Receiver<NetworkState> {
         self.network.subscribe()
+    }
+
+    /// Returns a receiver for the networks that this node has routes to, except default routes.
+    #[must_use]
+    pub fn networks(&self) -> watch::Receiver<Arc<LinkNetworks>> {
+        self.networks.subscribe()
     }
 
     /// Runs until the drain begins.
@@ -97,6 +110,8 @@ impl NetworkFollower {
                 {
                     info!(addresses = count, "the addresses of this node changed");
                 }
+                let networks = networks(&snapshot, &self.uplinks);
+                publish::publish_if_changed(&self.networks, Arc::new(networks));
                 // Published even if it equals the last snapshot, since another program may have removed a
                 // route that the receiver had added in between.
                 self.network.send_replace(NetworkState {
@@ -117,4 +132,16 @@ impl NetworkFollower {
             }
         }
     }
+}
+
+/// Returns the networks that this node has routes to. A network is that of pods if its link is not an uplink.
+fn networks(snapshot: &Snapshot, configured_uplinks: &[String]) -> LinkNetworks {
+    let former_uplinks = BTreeSet::new();
+    let links = uplinks::classify(
+        &snapshot.links,
+        &snapshot.gateways,
+        configured_uplinks,
+        &former_uplinks,
+    );
+    snapshot.networks(&links.inside_links)
 }

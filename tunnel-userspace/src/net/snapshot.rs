@@ -23,6 +23,7 @@ use super::{
     steering_route::{Route, TABLE_LOCAL},
     uplinks::{Link, LinkKind},
 };
+use crate::model::{LinkNetwork, LinkNetworks};
 
 /// The links, addresses and routes of this node at one point in time.
 pub(super) struct Snapshot {
@@ -84,6 +85,27 @@ impl Snapshot {
             protocol,
             loopback: self.loopback,
         })
+    }
+
+    /// Returns the networks that this node has unicast routes to, except default routes. `inside_links` contains the
+    /// indices of the links that don't lead outside the node.
+    pub(super) fn networks(&self, inside_links: &BTreeSet<u32>) -> LinkNetworks {
+        let mut networks = LinkNetworks::default();
+        for route in &self.routes {
+            let length = route.header.destination_prefix_length;
+            let links = output_link(route).filter(|_| route.header.kind == RouteType::Unicast);
+            let (Some(address), Some(index)) = (destination_of(route), links) else {
+                continue;
+            };
+            let link = self.links.iter().find(|link| link.index == index);
+            networks.insert(LinkNetwork {
+                address: address.to_ip(),
+                length,
+                link: link.map_or_else(String::new, |link| link.name.clone()),
+                leads_to_pods: inside_links.contains(&index),
+            });
+        }
+        networks
     }
 
     /// Returns true if this route already exists, with the same source address.
@@ -202,6 +224,17 @@ fn gateway_links(route: &RouteMessage) -> Vec<u32> {
     }
     links.extend(link.filter(|_| has_gateway));
     links
+}
+
+/// Returns the index of the link that a route uses. Returns `None` for a route with several next hops.
+fn output_link(route: &RouteMessage) -> Option<u32> {
+    route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        })
 }
 
 fn default_link(routes: &[RouteMessage], is_v4: bool) -> Option<u32> {

@@ -1,13 +1,9 @@
 //! The owners of external IPs. With `service.externalIPs: owned`, an external IP is served only if a Node or
 //! a load balancer owns it, so that a Service can't take over another host's address (CVE-2020-8554).
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeSet, HashMap, hash_map::Entry},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{borrow::Cow, collections::BTreeSet, net::IpAddr, sync::Arc};
 
+use super::address_index::AddressIndex;
 use crate::model::{ExternalIps, Kind, Node, ObjectId, ObjectName, Service, ServiceState};
 
 /// The owners of addresses, and the Services that have them as external IPs. Empty if the config permits any
@@ -22,42 +18,6 @@ pub struct ExternalIpOwners {
     /// Addresses that have gained their first owner or lost their last one since the last call to
     /// [`Self::take_changed_services`].
     changed: BTreeSet<IpAddr>,
-}
-
-/// An index of objects and their addresses, in both directions. None of the sets is ever empty.
-#[derive(Debug, Default)]
-struct AddressIndex {
-    by_object: HashMap<ObjectId, BTreeSet<IpAddr>>,
-    by_address: HashMap<IpAddr, BTreeSet<ObjectId>>,
-}
-
-impl AddressIndex {
-    /// Replaces the addresses of an object. Returns the addresses that have gained their first object or lost
-    /// their last one.
-    fn set(&mut self, key: &ObjectId, new: BTreeSet<IpAddr>) -> Vec<IpAddr> {
-        let old = self.by_object.remove(key).unwrap_or_default();
-        let mut changed = Vec::new();
-        for address in old.difference(&new) {
-            if let Entry::Occupied(mut all) = self.by_address.entry(*address) {
-                all.get_mut().remove(key);
-                if all.get().is_empty() {
-                    all.remove();
-                    changed.push(*address);
-                }
-            }
-        }
-        for address in new.difference(&old) {
-            let all = self.by_address.entry(*address).or_default();
-            if all.is_empty() {
-                changed.push(*address);
-            }
-            all.insert(key.clone());
-        }
-        if !new.is_empty() {
-            self.by_object.insert(key.clone(), new);
-        }
-        changed
-    }
 }
 
 impl ExternalIpOwners {
@@ -99,7 +59,7 @@ impl ExternalIpOwners {
     /// Returns the Services with an external IP that has started or stopped being served since the last call.
     pub fn take_changed_services(&mut self) -> BTreeSet<ObjectName> {
         let changed = std::mem::take(&mut self.changed).into_iter();
-        let affected = changed.filter_map(|address| self.external_ips.by_address.get(&address));
+        let affected = changed.filter_map(|address| self.external_ips.objects(&address));
         affected.flatten().map(|id| id.name.clone()).collect()
     }
 
@@ -126,7 +86,7 @@ impl ExternalIpOwners {
     }
 
     fn is_served(&self, external_ip: &IpAddr) -> bool {
-        !self.is_enabled() || self.owned.by_address.contains_key(external_ip)
+        !self.is_enabled() || self.owned.objects(external_ip).is_some()
     }
 
     /// Returns true if the config requires external IPs to have an owner.

@@ -1,5 +1,7 @@
 //! Plans which addresses and ports of edge nodes are steered to the tunnel.
 
+mod address_claims;
+mod known_addresses;
 mod port_lists;
 
 use std::{
@@ -11,14 +13,15 @@ use std::{
 use tunnel_common::{
     addr::{Address, Port},
     reason::Reason,
-    steering::SteeringKey,
+    steering::{Prefix, SteeringKey},
 };
 
+use self::address_claims::{MAX_ADDRESSES, Outcome};
+pub use self::{
+    address_claims::{AddressHolders, claims_address},
+    known_addresses::KnownAddresses,
+};
 use crate::model::{ConfigMap, Node, ObjectName, Selector, SteeringTarget};
-
-/// The maximum number of steered addresses per Node and family. There is a limit because the node's kubelet
-/// sets the addresses, and may be compromised.
-const MAX_ADDRESSES: usize = 4;
 
 /// The rules for steering.
 #[derive(Clone, Debug)]
@@ -31,6 +34,10 @@ pub struct SteeringRules {
     pub config_map: ObjectName,
     /// For IPv4 and IPv6, respectively: true if the family has a steering prefix.
     pub families: [bool; 2],
+    /// The ranges that edge nodes' addresses are in; `None` if the config lists none.
+    pub node_ranges: Option<Vec<Prefix>>,
+    /// The addresses of API servers in the config.
+    pub api_servers: BTreeSet<IpAddr>,
 }
 
 impl SteeringRules {
@@ -66,119 +73,130 @@ pub struct SteeringProblem {
 pub struct SteeringPlan {
     /// The target for each steered address and port.
     pub targets: BTreeMap<SteeringKey, SteeringTarget>,
+    /// The Node that each steered address belongs to.
+    pub owners: AddressHolders,
+    /// All addresses that edge nodes claim, including those that are not steered.
+    pub claimed: BTreeSet<IpAddr>,
+    /// True if another Node claims an address that is kept for a deleted Node.
+    pub has_reserved: bool,
     /// The number of edge nodes.
     pub edge_nodes: usize,
     /// The problems with objects that are left out.
     pub problems: BTreeSet<SteeringProblem>,
 }
 
-/// Plans steering from the Nodes and the ConfigMap.
+/// The state that steering is planned from.
+#[derive(Clone, Copy, Debug)]
+pub struct SteeringInputs<'a> {
+    /// All Nodes.
+    pub nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
+    /// The ConfigMap that lists further ports to steer.
+    pub config_map: Option<&'a ConfigMap>,
+    /// The addresses that don't belong to Nodes.
+    pub known: &'a KnownAddresses,
+    /// The Node that had each address first. A deleted Node holds its addresses for some time.
+    pub holders: &'a AddressHolders,
+}
+
+/// Plans steering. Each edge node's addresses are steered, except those that the node may not have.
 #[must_use]
-pub fn plan_steering(
-    nodes: &BTreeMap<ObjectName, Arc<Node>>,
-    config_map: Option<&ConfigMap>,
-    rules: &SteeringRules,
-) -> SteeringPlan {
+pub fn plan_steering(inputs: SteeringInputs<'_>, rules: &SteeringRules) -> SteeringPlan {
     let mut plan = SteeringPlan::default();
-    if rules.is_own_edge(nodes) {
+    if rules.is_own_edge(inputs.nodes) {
         return plan;
     }
-    let ports = port_lists::read_ports(config_map, &mut plan.problems);
-    let owners = address_owners(nodes, rules);
-    for node in nodes.values().filter(|node| rules.is_edge(node)) {
+    let ports = port_lists::read_ports(inputs.config_map, &mut plan.problems);
+    for node in inputs.nodes.values().filter(|node| rules.is_edge(node)) {
         plan.edge_nodes += 1;
-        for address in steerable_addresses(node, &owners, rules, &mut plan.problems) {
-            for (port, is_loopback) in &ports {
-                let key = SteeringKey::new(Address::from_ip(address), Port::from_host(*port));
-                let target = SteeringTarget {
-                    node: Arc::clone(&node.name.name),
-                    address,
-                    port: *port,
-                    loopback: *is_loopback,
-                };
-                plan.targets.insert(key, target);
+        plan.problems.extend(unusable_addresses(node));
+    }
+    for (address, claimants) in address_claims::claimants(&inputs, rules) {
+        let Some(first) = claimants.edge.first() else {
+            continue;
+        };
+        plan.claimed.insert(address);
+        let decision = address_claims::decide(address, &claimants, &inputs, rules);
+        for (node, reason, text) in decision.problems {
+            let problem = SteeringProblem::of_node(node, reason, format!("{address} {text}"));
+            plan.problems.insert(problem);
+        }
+        let node = match decision.outcome {
+            Outcome::Left => continue,
+            Outcome::Steered(node) => {
+                plan.owners.insert(address, Arc::clone(&node.name.name));
+                node
             }
+            Outcome::Disputed { is_reserved } => {
+                plan.has_reserved |= is_reserved;
+                first
+            }
+        };
+        for (port, is_loopback) in &ports {
+            let key = SteeringKey::new(Address::from_ip(address), Port::from_host(*port));
+            let target = SteeringTarget {
+                node: Arc::clone(&node.name.name),
+                address,
+                port: *port,
+                loopback: *is_loopback,
+                is_disputed: matches!(decision.outcome, Outcome::Disputed { .. }),
+            };
+            plan.targets.insert(key, target);
         }
     }
     plan
 }
 
-/// Returns the owner of each address. If several Nodes have the same address, cloud nodes take precedence,
-/// since connections to them must not be steered; next comes the oldest Node, then the first by name.
-fn address_owners<'a>(
-    nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
-    rules: &SteeringRules,
-) -> BTreeMap<IpAddr, (bool, i64, &'a ObjectName)> {
-    let mut owners = BTreeMap::new();
-    for node in nodes.values() {
-        let rank = (
-            rules.is_edge(node),
-            node.created.unwrap_or(i64::MAX),
-            &node.name,
-        );
-        for address in &node.internal_ips {
-            let owner = owners.entry(address.to_canonical()).or_insert(rank);
-            *owner = rank.min(*owner);
-        }
+impl SteeringProblem {
+    /// Returns true if something is not steered, or a Node has another Node's address.
+    #[must_use]
+    pub fn is_error(&self) -> bool {
+        self.reason != Reason::AddressUnconfirmed
     }
-    owners
-}
 
-/// Returns a Node's addresses that can be steered. Adds a problem for each address that is invalid, belongs
-/// to another Node, or exceeds the limit.
-fn steerable_addresses(
-    node: &Node,
-    owners: &BTreeMap<IpAddr, (bool, i64, &ObjectName)>,
-    rules: &SteeringRules,
-    problems: &mut BTreeSet<SteeringProblem>,
-) -> Vec<IpAddr> {
-    let mut refuse = |text: String| {
-        problems.insert(SteeringProblem {
-            reason: Reason::NodeRejected,
+    fn of_node(node: &Node, reason: Reason, text: String) -> Self {
+        Self {
+            reason,
             node: Some(node.name.clone()),
             object: format!("Node {}: status.addresses", node.name.name),
             text,
-        });
-    };
-    if node.internal_ips.is_empty() {
-        refuse("has no InternalIP, so connects to this node are not steered".to_owned());
-    }
-    let mut steerable = Vec::new();
-    for address in node.internal_ips.iter().map(IpAddr::to_canonical) {
-        let [has_v4, has_v6] = rules.families;
-        let has_family = if address.is_ipv4() { has_v4 } else { has_v6 };
-        let is_sibling = |other: &&IpAddr| other.is_ipv4() == address.is_ipv4();
-        match owners.get(&address) {
-            _ if !is_host_address(address) => {
-                refuse(format!(
-                    "{address} is a loopback, link-local, multicast or unspecified address, which can't be steered"
-                ));
-            }
-            Some((is_edge, _, owner)) if **owner != node.name => {
-                let kind = if *is_edge { "edge node" } else { "cloud node" };
-                let owner = &owner.name;
-                refuse(format!(
-                    "{address} is also an address of {kind} {owner}, which takes precedence"
-                ));
-            }
-            _ if steerable.iter().filter(is_sibling).count() >= MAX_ADDRESSES => {
-                refuse(format!(
-                    "{address} is not steered: at most {MAX_ADDRESSES} addresses per family are"
-                ));
-            }
-            _ if has_family => steerable.push(address),
-            _ => {}
         }
     }
-    steerable
 }
 
-fn is_host_address(address: IpAddr) -> bool {
-    let is_link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !(address.is_loopback() || address.is_unspecified() || address.is_multicast() || is_link_local)
+/// Returns a problem if an edge node has no address, or has addresses that can't be steered.
+fn unusable_addresses(node: &Node) -> Vec<SteeringProblem> {
+    let mut texts = Vec::new();
+    if node.internal_ips.is_empty() {
+        texts.push("has no InternalIP, so connects to this node are not steered".to_owned());
+    }
+    let addresses = || node.internal_ips.iter().map(IpAddr::to_canonical);
+    let is_host = |address: &IpAddr| address_claims::is_host_address(*address);
+    let others: BTreeSet<_> = addresses().filter(|address| !is_host(address)).collect();
+    if let Some(others) = first_of(&others) {
+        texts.push(format!(
+            "{others}: loopback, link-local, multicast and unspecified addresses can't be steered"
+        ));
+    }
+    let claims = address_claims::claims(&node.internal_ips);
+    let extra = addresses().filter(|address| is_host(address) && !claims.contains(address));
+    if let Some(extra) = first_of(&extra.collect()) {
+        texts.push(format!(
+            "{extra}: at most {MAX_ADDRESSES} addresses per family are steered"
+        ));
+    }
+    let problem = |text| SteeringProblem::of_node(node, Reason::NodeRejected, text);
+    texts.into_iter().map(problem).collect()
+}
+
+/// Formats the first addresses and the number of the others. A Node may have very many addresses.
+fn first_of(addresses: &BTreeSet<IpAddr>) -> Option<String> {
+    let first = addresses.iter().take(MAX_ADDRESSES);
+    let first: Vec<_> = first.map(ToString::to_string).collect();
+    let more = addresses.len() - first.len();
+    (!first.is_empty()).then(|| match more {
+        0 => first.join(", "),
+        _ => format!("{} and {more} more", first.join(", ")),
+    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, future, net::IpAddr, sync::Arc, time::Duration}
 use jiff::Timestamp;
 use tokio::{
     sync::watch,
-    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+    time::{Instant, MissedTickBehavior, interval_at},
 };
 use tracing::{error, info, warn};
 
@@ -19,11 +19,12 @@ use super::{
     published_state::{PublishedServices, ReconcileStats},
     reconciler::Reconciler,
     steering::SteeringReconciler,
+    timers::{Timers, sleep_until_some},
 };
 use crate::{
     clock::{monotonic, since_boot},
     drain,
-    model::{ClusterUpdate, ObjectWarning},
+    model::{ClusterUpdate, LinkNetworks, ObjectWarning},
     plan::HealthChecks,
     publish,
 };
@@ -59,6 +60,8 @@ pub struct ReconcileLoop<M, S, G> {
     retired: RetiredQueue<G>,
     listener_poll: ListenerPoll,
     probe: Option<PeriodicProbe>,
+    /// The networks that this node has routes to, if it steers connections.
+    networks: Option<watch::Receiver<Arc<LinkNetworks>>>,
     audit_every: Duration,
     timers: Timers,
     stats: watch::Sender<ReconcileStats>,
@@ -72,23 +75,6 @@ pub struct ReconcileLoop<M, S, G> {
     ports_at_give_back: usize,
     /// The time of the monotonic clock at which the loop last waited for events; `None` before it runs.
     heartbeat: watch::Sender<Option<Duration>>,
-}
-
-/// Timers for work that is not triggered by an event.
-#[derive(Default)]
-struct Timers {
-    /// The delay before failed writes are retried.
-    retry_delay: Duration,
-    /// The time at which failed writes are next retried, if there are any.
-    retry_at: Option<Instant>,
-    /// The time of the next sync of the steering maps, if the last one was incomplete.
-    steering_at: Option<Instant>,
-    /// The time at which removed backends that still have open connections are next polled, if there are any.
-    draining_at: Option<Instant>,
-    /// The time at which many Services that did not fit into the maps are tried again.
-    refused_at: Option<Instant>,
-    /// The time at which memory is returned to the kernel.
-    give_back_at: Option<Instant>,
 }
 
 impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> ReconcileLoop<M, S, G> {
@@ -105,11 +91,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             retired: RetiredQueue::new(grace),
             listener_poll: ListenerPoll::new(None, Duration::MAX),
             probe: None,
+            networks: None,
             audit_every,
-            timers: Timers {
-                retry_delay: FIRST_RETRY,
-                ..Timers::default()
-            },
+            timers: Timers::new(FIRST_RETRY),
             stats: watch::Sender::default(),
             warnings: watch::Sender::new(Arc::default()),
             backend_removals: watch::Sender::default(),
@@ -182,6 +166,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     /// Replaces the set of this node's addresses. Doesn't write to the maps.
     pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
         self.reconciler.set_addresses(BTreeSet::clone(addresses));
+        self.steering.set_own_addresses(Arc::clone(addresses));
+    }
+
+    /// Follows the networks that this node has routes to, which edge nodes must not claim.
+    pub fn follow_networks(&mut self, networks: watch::Receiver<Arc<LinkNetworks>>) {
+        self.steering.set_networks(&networks.borrow());
+        self.networks = Some(networks);
     }
 
     /// Enables polling, at the given interval, for local listeners on frontends that have one of this node's
@@ -268,6 +259,10 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     self.set_addresses(&addresses.borrow_and_update());
                     // This isn't an update from a source, so it doesn't affect the published latency.
                     is_due = true;
+                }
+                networks = next_networks(&mut self.networks) => {
+                    self.steering.set_networks(&networks);
+                    is_due = self.steering.has_changed();
                 }
                 result = self.listener_poll.wait() => {
                     let Some(result) = result else { return };
@@ -483,10 +478,14 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     }
 }
 
-/// Sleeps until the given time, or forever if there is none.
-async fn sleep_until_some(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => future::pending().await,
+/// Waits until the networks that this node has routes to change, or forever if they are not followed.
+async fn next_networks(
+    networks: &mut Option<watch::Receiver<Arc<LinkNetworks>>>,
+) -> Arc<LinkNetworks> {
+    if let Some(networks) = networks
+        && networks.changed().await.is_ok()
+    {
+        return Arc::clone(&networks.borrow_and_update());
     }
+    future::pending().await
 }

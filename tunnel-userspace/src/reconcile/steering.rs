@@ -3,15 +3,17 @@
 //! not reused for another key until [`QUARANTINE`] has passed. The time of removal is stored in the maps, so
 //! this also holds across restarts.
 
+mod held_addresses;
 mod index_allocation;
+mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tunnel_common::{
     addr::{Address, Port},
@@ -20,16 +22,22 @@ use tunnel_common::{
     table::MapSizes,
 };
 
-pub use self::index_allocation::QUARANTINE;
 pub(super) use self::index_allocation::nanos;
-use self::index_allocation::{FreeIndices, steering_address};
+use self::{
+    held_addresses::HeldAddresses,
+    index_allocation::{FreeIndices, steering_address},
+};
+pub use self::{index_allocation::QUARANTINE, view::SteeringView};
 use super::{
     map_access::{AdoptError, SteeringMaps, WriteError},
     map_sync::to_usize,
 };
 use crate::{
-    model::{ClusterUpdate, ConfigMap, Node, ObjectName, SteeringTargets},
-    plan::{self, SteeringPlan, SteeringProblem, SteeringRules},
+    model::{ClusterUpdate, ConfigMap, LinkNetworks, Node, ObjectName, SteeringTargets},
+    plan::{
+        self, AddressHolders, KnownAddresses, SteeringInputs, SteeringPlan, SteeringProblem,
+        SteeringRules,
+    },
     publish,
 };
 
@@ -44,24 +52,6 @@ pub struct SteeringSettings {
     pub ingress_port: u16,
 }
 
-/// The state of steering, as shown in the status.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SteeringView {
-    /// The number of edge nodes.
-    pub edge_nodes: usize,
-    /// The number of address and port pairs that are steered.
-    pub entries: usize,
-    /// The number of address and port pairs that are not steered because a map or a steering prefix is full.
-    #[serde(default)]
-    pub unprogrammed: usize,
-    /// True if a write failed and will be retried.
-    #[serde(default)]
-    pub failing: bool,
-    /// The current problems, each with the object it concerns.
-    pub problems: Vec<String>,
-}
-
 /// Plans steering and owns the steering maps.
 pub struct SteeringReconciler<M> {
     maps: M,
@@ -71,6 +61,8 @@ pub struct SteeringReconciler<M> {
     settings: SteeringSettings,
     nodes: BTreeMap<ObjectName, Arc<Node>>,
     config_map: Option<Arc<ConfigMap>>,
+    known_addresses: KnownAddresses,
+    held_addresses: HeldAddresses,
     /// The keys in the map, each with the index of its record.
     keys: BTreeMap<SteeringKey, u32>,
     /// All records in the map, including those marked as removed.
@@ -125,6 +117,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             settings,
             nodes: BTreeMap::new(),
             config_map: None,
+            known_addresses: KnownAddresses::default(),
+            held_addresses: HeldAddresses::default(),
             keys,
             records,
             plan: SteeringPlan::default(),
@@ -150,6 +144,37 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.targets.subscribe()
     }
 
+    /// Restores the edge nodes that hold addresses, as saved by an earlier process.
+    pub fn restore_holders(&mut self, holders: AddressHolders) {
+        self.held_addresses.restore(holders);
+    }
+
+    /// Returns a receiver for the edge nodes that hold addresses, which the next process needs.
+    #[must_use]
+    pub fn holders(&self) -> watch::Receiver<Arc<AddressHolders>> {
+        self.held_addresses.subscribe()
+    }
+
+    /// Replaces the addresses of this node. Doesn't write to the maps.
+    pub fn set_own_addresses(&mut self, addresses: Arc<BTreeSet<IpAddr>>) {
+        let changed = self.known_addresses.set_own(addresses);
+        self.replan_if_claimed(changed);
+    }
+
+    /// Replaces the networks that this node has routes to. Doesn't write to the maps.
+    pub fn set_networks(&mut self, networks: &Arc<LinkNetworks>) {
+        let old = self.known_addresses.set_networks(Arc::clone(networks));
+        // Each pod has a route, so most changes concern no edge node.
+        let mut claimed = self.plan.claimed.iter();
+        self.has_changed |= claimed.any(|address| old.find(*address) != networks.find(*address));
+    }
+
+    /// Plans steering again if edge nodes claim any of the addresses.
+    fn replan_if_claimed(&mut self, changed: Vec<IpAddr>) {
+        let mut changed = changed.iter();
+        self.has_changed |= changed.any(|address| self.plan.claimed.contains(address));
+    }
+
     /// Applies the changes in an update. Doesn't write to the maps.
     pub fn update(&mut self, update: &ClusterUpdate) {
         for (name, node) in &update.nodes {
@@ -158,6 +183,12 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
                 Some(node) => self.nodes.insert(name.clone(), Arc::clone(node)),
                 None => self.nodes.remove(name),
             };
+        }
+        if self.settings.rules.is_some() {
+            for (name, state) in &update.services {
+                let changed = self.known_addresses.set_service(name, state.as_ref());
+                self.replan_if_claimed(changed);
+            }
         }
         let port_config_map = self.settings.rules.as_ref().map(|rules| &rules.config_map);
         for (name, config_map) in &update.config_maps {
@@ -177,11 +208,11 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.synced && self.has_changed
     }
 
-    /// Returns true if the last sync left something to retry: a write that failed, or a key that is waiting
-    /// for an index to come out of quarantine.
+    /// Returns true if the last sync left something to retry: a write that failed, a key that is waiting for an
+    /// index to come out of quarantine, or an address that is kept for a deleted Node and that another Node claims.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
-        self.synced && (self.has_failed || !self.unallocated.is_empty())
+        self.synced && (self.has_failed || !self.unallocated.is_empty() || self.plan.has_reserved)
     }
 
     /// Plans steering again if its inputs have changed, and writes the differences to the maps. Failed writes
@@ -190,11 +221,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         if !self.synced {
             return;
         }
-        if self.has_changed {
-            self.plan = match &self.settings.rules {
-                Some(rules) => plan::plan_steering(&self.nodes, self.config_map.as_deref(), rules),
-                None => SteeringPlan::default(),
-            };
+        if self.has_changed || self.plan.has_reserved {
+            self.plan(now);
         }
         self.has_changed = false;
         let written = self.write(now);
@@ -208,6 +236,24 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             text: format!("{error}: {}", error.source),
         }));
         self.replace_problems(problems);
+    }
+
+    /// Plans steering. The Nodes to which addresses are steered hold these addresses from now on.
+    fn plan(&mut self, now: Duration) {
+        let Some(rules) = &self.settings.rules else {
+            self.plan = SteeringPlan::default();
+            return;
+        };
+        let held = &mut self.held_addresses;
+        held.release(&self.nodes, self.is_complete, now);
+        let inputs = SteeringInputs {
+            nodes: &self.nodes,
+            config_map: self.config_map.as_deref(),
+            known: &self.known_addresses,
+            holders: held.holders(),
+        };
+        self.plan = plan::plan_steering(inputs, rules);
+        held.hold(&self.plan.owners);
     }
 
     /// Returns one problem for all unallocated keys together, since there may be thousands of them, or `None`
@@ -405,14 +451,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     fn replace_problems(&mut self, problems: BTreeSet<SteeringProblem>) {
         for problem in problems.difference(&self.known_problems) {
             *self.reason_counts.entry(problem.reason).or_default() += 1;
-            let reason = problem.reason.label();
-            let SteeringProblem { object, text, .. } = problem;
-            tracing::warn!(reason, object, text, "cannot steer everything");
         }
-        for problem in self.known_problems.difference(&problems) {
-            let SteeringProblem { object, text, .. } = problem;
-            tracing::info!(object, text, "steering problem resolved");
-        }
+        view::log_changes(&self.known_problems, &problems);
         self.known_problems = problems;
     }
 
@@ -424,13 +464,13 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     /// Returns the state of steering for the status.
     #[must_use]
     pub fn view(&self) -> SteeringView {
-        let describe = |problem: &SteeringProblem| format!("{}: {}", problem.object, problem.text);
         SteeringView {
             edge_nodes: self.plan.edge_nodes,
             entries: self.keys.len(),
             unprogrammed: self.unallocated.len(),
             failing: self.has_failed,
-            problems: self.known_problems.iter().map(describe).collect(),
+            problems: view::describe(&self.known_problems, true),
+            unconfirmed: view::describe(&self.known_problems, false),
         }
     }
 }

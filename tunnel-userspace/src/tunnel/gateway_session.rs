@@ -237,6 +237,7 @@ mod tests {
             address: "fd00::3".parse().expect("an address"),
             port: 10266,
             loopback: true,
+            is_disputed: false,
         };
         let loopback = request(&target).expect("a request");
         assert_eq!(loopback.uri().to_string(), "[fd00::3]:10266");

@@ -183,6 +183,10 @@ async fn handle_connection(
             return;
         }
     };
+    if target.is_disputed {
+        reset(&tcp);
+        return sessions.record_refusal(&target, Reason::AddressDisputed);
+    }
     let client = Client::new(peer.ip(), interface == LOOPBACK);
     let _share = match sessions.take_share(client, &target.node, MAX_CLIENTS) {
         Ok(share) => share,

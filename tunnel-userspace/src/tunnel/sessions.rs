@@ -408,6 +408,7 @@ mod tests {
             address: "10.1.2.3".parse().expect("an address"),
             port: 10250,
             loopback: false,
+            is_disputed: false,
         }
     }
 

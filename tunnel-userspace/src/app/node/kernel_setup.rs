@@ -103,8 +103,11 @@ impl KernelSetup {
         let steering = data_path
             .open_steering()
             .map_err(failed("cannot use the maps"))?;
-        let steering = SteeringReconciler::adopt(steering, sizes, steering_settings, since_boot())
-            .map_err(failed("cannot read the steering maps"))?;
+        let mut steering =
+            SteeringReconciler::adopt(steering, sizes, steering_settings, since_boot())
+                .map_err(failed("cannot read the steering maps"))?;
+        let held_addresses = reconcile::held_addresses_path(&config.state_dir);
+        steering.restore_holders(reconcile::read_held_addresses(&held_addresses));
         let reconciler = Reconciler::adopt(maps, sizes, &grace, plan_settings(config))
             .map_err(failed("cannot read the maps"))?;
         let mut reconcile_loop = ReconcileLoop::new(

@@ -150,8 +150,16 @@ fn with_examples(config: Config) -> Config {
 
 #[test]
 fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
+    let steering = SteeringConfig {
+        node_cidrs: Some(
+            ["10.20.0.0/16", "fd00:20::/64"]
+                .map(ToOwned::to_owned)
+                .into(),
+        ),
+        ..SteeringConfig::default()
+    };
     let node = TunnelConfig {
-        steering: Some(SteeringConfig::default()),
+        steering: Some(steering),
         gateway: Some(GatewaySettings::default()),
         ..TunnelConfig::default()
     };

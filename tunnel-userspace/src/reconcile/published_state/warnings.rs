@@ -58,7 +58,9 @@ pub(in crate::reconcile) fn warnings<M>(
         ),
     });
     let own = &desired.rules.node_info.name;
-    let of_steering = steering.iter().take(MAX_PROBLEMS);
+    // There may be an unconfirmed address for each edge node, and such an address is steered, so there is no Event.
+    let of_steering = steering.iter().filter(|problem| problem.is_error());
+    let of_steering = of_steering.take(MAX_PROBLEMS);
     let of_steering = of_steering.map(|problem| match (&problem.node, problem.reason) {
         // The warning leaves out the number of addresses, which changes all the time.
         (_, Reason::SteeringFull) => node_problem(own, problem.reason),

@@ -1,3 +1,4 @@
+mod held_addresses;
 mod memory;
 mod migrate;
 
@@ -23,6 +24,8 @@ fn settings() -> SteeringSettings {
             edge_selector: "edge".parse().expect("a selector"),
             config_map: ObjectName::new("kube-system", "ports"),
             families: [true, true],
+            node_ranges: None,
+            api_servers: BTreeSet::new(),
         }),
         prefixes: vec![prefix("198.19.0.0", 16), prefix("fd00:c01e::", 64)],
         ingress_port: 10_270,

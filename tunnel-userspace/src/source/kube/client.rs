@@ -4,6 +4,7 @@ mod credentials;
 mod response;
 
 use std::{
+    net::IpAddr,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -52,6 +53,15 @@ pub struct ApiServer {
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an API server address of the form https://HOST:PORT")]
 pub struct InvalidApiServer(String);
+
+impl ApiServer {
+    /// Returns the IP address, or `None` if the config has a host name.
+    #[must_use]
+    pub fn ip(&self) -> Option<IpAddr> {
+        let host = self.uri.host()?;
+        host.trim_matches(['[', ']']).parse().ok()
+    }
+}
 
 impl TryFrom<String> for ApiServer {
     type Error = InvalidApiServer;

@@ -182,6 +182,7 @@ impl Cloud {
                 address: address.ip(),
                 port: address.port(),
                 loopback: false,
+                is_disputed: false,
             };
             next.insert(index, target);
             *targets = Arc::new(next);

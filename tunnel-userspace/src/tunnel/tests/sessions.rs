@@ -179,6 +179,7 @@ async fn a_connect_keeps_its_slot_while_its_client_is_silent() {
         address: [127, 0, 0, 1].into(),
         port: tunnel.target.local_addr().expect("an address").port(),
         loopback: false,
+        is_disputed: false,
     };
     let (mut client, accepted) = tcp_pair().await;
     let (_stop, stopped) = watch::channel(false);

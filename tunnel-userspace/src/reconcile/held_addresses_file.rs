@@ -1,0 +1,121 @@
+//! The file that records which edge node holds each address. The maps contain only the addresses.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use tracing::warn;
+
+use crate::{drain, plan::AddressHolders};
+
+/// The minimum interval between two writes.
+const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// The delay before a failed write is retried.
+const RETRY_DELAY: Duration = Duration::from_secs(30);
+/// The maximum size of the file, in bytes. An address takes less than 400 bytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Returns the path of the file in the state directory.
+#[must_use]
+pub fn held_addresses_path(state_dir: &Path) -> PathBuf {
+    state_dir.join("node-addresses.json")
+}
+
+/// Reads the file. Without a file, or if it is damaged, no edge node holds an address.
+#[must_use]
+pub fn read_held_addresses(path: &Path) -> AddressHolders {
+    let read = || {
+        let length = fs::metadata(path)?.len();
+        if length > MAX_BYTES {
+            let error = format!("the file has {length} bytes, more than {MAX_BYTES}");
+            return Err(io::Error::other(error));
+        }
+        Ok(serde_json::from_slice(&fs::read(path)?)?)
+    };
+    match read() {
+        Ok(holders) => holders,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => AddressHolders::new(),
+        Err(error) => {
+            let path = path.display();
+            warn!(%path, %error, "cannot read which edge node had each address first");
+            AddressHolders::new()
+        }
+    }
+}
+
+/// Writes each change to the file, until the drain begins.
+pub async fn save_held_addresses(
+    path: PathBuf,
+    mut holders: watch::Receiver<Arc<AddressHolders>>,
+    mut draining: watch::Receiver<bool>,
+) {
+    let mut has_failed = false;
+    let mut is_draining = false;
+    while !is_draining {
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => is_draining = true,
+            changed = holders.changed() => is_draining = changed.is_err(),
+        }
+        if is_draining && !holders.has_changed().unwrap_or(false) && !has_failed {
+            return;
+        }
+        let (to, saved) = (path.clone(), Arc::clone(&holders.borrow_and_update()));
+        let written = spawn_blocking(move || write(&to, &saved)).await;
+        let error = written.map_err(io::Error::other).flatten().err();
+        if let Some(error) = error.as_ref().filter(|_| !has_failed) {
+            let path = path.display();
+            warn!(%path, %error, "cannot save which edge node had each address first");
+        }
+        has_failed = error.is_some();
+        let pause = if has_failed {
+            holders.mark_changed();
+            RETRY_DELAY
+        } else {
+            WRITE_INTERVAL
+        };
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => {}
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+/// Writes the file under a temporary name, and then renames it.
+fn write(path: &Path, holders: &AddressHolders) -> io::Result<()> {
+    let draft = path.with_extension("draft");
+    let mut file = File::create(&draft)?;
+    file.write_all(&serde_json::to_vec(holders)?)?;
+    file.sync_all()?;
+    fs::rename(&draft, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fixture::ip;
+
+    #[tokio::test]
+    async fn the_last_change_is_saved_when_the_daemon_stops() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = held_addresses_path(directory.path());
+        assert_eq!(read_held_addresses(&path), AddressHolders::new());
+        let (holders, receiver) = watch::channel(Arc::default());
+        let (drain, draining) = watch::channel(false);
+        let changed = AddressHolders::from([(ip("10.1.2.3"), "edge-7".into())]);
+        holders.send_replace(Arc::new(changed.clone()));
+        drain.send_replace(true);
+
+        save_held_addresses(path.clone(), receiver, draining).await;
+
+        assert_eq!(read_held_addresses(&path), changed);
+        fs::write(&path, "{").expect("written");
+        assert_eq!(read_held_addresses(&path), AddressHolders::new(), "damaged");
+    }
+}

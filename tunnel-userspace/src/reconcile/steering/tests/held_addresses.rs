@@ -1,0 +1,173 @@
+//! Edge nodes that claim the addresses of others.
+
+use super::{super::held_addresses::RESERVATION, *};
+use crate::model::{LinkNetwork, Service, ServiceState};
+
+/// Returns the names of the Nodes to which each address is steered, once for all of their ports.
+fn owners(steering: &SteeringReconciler<Memory>) -> Vec<String> {
+    let targets = steering.targets.borrow();
+    let kubelets = targets.values().filter(|target| target.port == 10_250);
+    let describe = |target: &crate::model::SteeringTarget| {
+        let owner = if target.is_disputed {
+            "nobody"
+        } else {
+            &*target.node
+        };
+        format!("{} {owner}", target.address)
+    };
+    kubelets.map(describe).collect()
+}
+
+/// Returns a reconciler for the maps and the holders that `steering` leaves behind.
+fn restart(steering: SteeringReconciler<Memory>, now: Duration) -> SteeringReconciler<Memory> {
+    let holders = AddressHolders::clone(&steering.holders().borrow());
+    let mut next = adopt(steering.maps, 16, now);
+    next.restore_holders(holders);
+    next
+}
+
+fn thief() -> NodeChange {
+    node("0", &[&address_of("a")])
+}
+
+#[test]
+fn a_node_keeps_its_address_when_another_claims_it_also_after_a_restart() {
+    let mut steering = steering_with(16, ["a"]);
+    apply(&mut steering, vec![thief()], NOW);
+    assert_eq!(owners(&steering), ["10.0.0.1 a"]);
+    let index = steering.keys.clone();
+
+    let mut steering = restart(steering, NOW);
+    let both = [nodes(["a"]), vec![thief()]].concat();
+    apply(&mut steering, both, NOW);
+
+    assert_eq!(owners(&steering), ["10.0.0.1 a"]);
+    assert_eq!(steering.keys, index);
+    let noted: Vec<_> = steering.warnings_about("a");
+    assert_eq!(noted.len(), 1, "the victim's Event");
+    assert_eq!(
+        steering.warnings_about("0").len(),
+        1,
+        "the attacker's Event"
+    );
+}
+
+#[test]
+fn nobody_gets_an_address_that_two_nodes_have_in_the_first_list() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    let both = [nodes(["a"]), vec![thief()]].concat();
+    apply(&mut steering, both, NOW);
+    assert_eq!(owners(&steering), ["10.0.0.1 nobody"]);
+    assert_eq!(steering.reason_counts[&Reason::AddressDisputed], 2);
+
+    // The address belongs to the one that remains.
+    apply(&mut steering, vec![removed("0")], NOW);
+    assert_eq!(owners(&steering), ["10.0.0.1 a"]);
+    apply(&mut steering, vec![thief()], NOW);
+    assert_eq!(owners(&steering), ["10.0.0.1 a"]);
+}
+
+#[test]
+fn a_node_that_is_deleted_and_created_again_keeps_its_address() {
+    let mut steering = steering_with(16, ["a"]);
+    apply(&mut steering, vec![removed("a")], NOW);
+    apply(&mut steering, vec![thief()], NOW);
+    assert_eq!(owners(&steering), ["10.0.0.1 nobody"]);
+    assert!(
+        steering.is_incomplete(),
+        "waits for the end of the reservation"
+    );
+
+    apply(&mut steering, nodes(["a"]), NOW + RESERVATION / 2);
+
+    assert_eq!(owners(&steering), ["10.0.0.1 a"]);
+    assert!(!steering.is_incomplete());
+}
+
+#[test]
+fn an_address_of_a_deleted_node_is_free_after_its_reservation_and_not_while_an_object_is_missing() {
+    let mut steering = steering_with(16, ["a"]);
+    apply_incomplete(&mut steering, vec![removed("a"), thief()]);
+    steering.sync(NOW + RESERVATION * 2);
+    assert_eq!(owners(&steering), ["10.0.0.1 nobody"]);
+
+    let mut steering = restart(steering, NOW);
+    apply(&mut steering, vec![thief()], NOW);
+    steering.sync(NOW + RESERVATION - Duration::from_secs(1));
+    assert_eq!(owners(&steering), ["10.0.0.1 nobody"]);
+    steering.sync(NOW + RESERVATION);
+    assert_eq!(owners(&steering), ["10.0.0.1 0"]);
+}
+
+#[test]
+fn an_address_that_a_node_no_longer_has_is_free() {
+    let mut steering = steering_with(16, ["a"]);
+
+    apply(&mut steering, vec![thief(), node("a", &["10.0.0.9"])], NOW);
+
+    assert_eq!(owners(&steering), ["10.0.0.1 0", "10.0.0.9 a"]);
+    let holders = steering.holders();
+    assert_eq!(holders.borrow().len(), 2);
+}
+
+#[test]
+fn changes_of_services_own_addresses_and_networks_free_and_refuse_addresses() {
+    let mut steering = steering_with(16, ["a"]);
+    let address = fixture::ip(&address_of("a"));
+    let expect = |steering: &mut SteeringReconciler<Memory>, wanted: usize, claim: &str| {
+        assert!(steering.has_changed(), "{claim}");
+        steering.sync(NOW);
+        assert_eq!(owners(steering).len(), wanted, "{claim}");
+    };
+    let service = |state| ClusterUpdate {
+        services: vec![(ObjectName::new("shop", "web"), state)],
+        ..update(Vec::new())
+    };
+    let taken = Service {
+        cluster_ips: vec![address],
+        ..Service::named(ObjectName::new("shop", "web"))
+    };
+    let taken = ServiceState {
+        service: Arc::new(taken),
+        slices: Vec::new(),
+    };
+    steering.update(&service(Some(taken)));
+    expect(&mut steering, 0, "a cluster IP");
+    steering.update(&service(None));
+    expect(&mut steering, 1, "no cluster IP");
+
+    steering.set_own_addresses(Arc::new([address].into()));
+    expect(&mut steering, 0, "an address of this node");
+    steering.set_own_addresses(Arc::default());
+    expect(&mut steering, 1, "no address of this node");
+
+    let mut networks = LinkNetworks::default();
+    networks.insert(LinkNetwork {
+        address,
+        length: 32,
+        link: "veth1".to_owned(),
+        leads_to_pods: true,
+    });
+    steering.set_networks(&Arc::new(networks.clone()));
+    expect(&mut steering, 0, "a pod's address");
+    networks.insert(LinkNetwork {
+        address: fixture::ip("10.9.9.9"),
+        length: 32,
+        link: "veth2".to_owned(),
+        leads_to_pods: true,
+    });
+    steering.set_networks(&Arc::new(networks));
+    assert!(!steering.has_changed(), "another pod's address");
+}
+
+impl SteeringReconciler<Memory> {
+    /// Returns the texts of the problems with a Node.
+    fn warnings_about(&self, node: &str) -> Vec<&str> {
+        let problems = self.known_problems.iter();
+        let of_node = problems.filter(|problem| {
+            let name = problem.node.as_ref().map(|name| &*name.name);
+            name == Some(node)
+        });
+        of_node.map(|problem| &*problem.text).collect()
+    }
+}

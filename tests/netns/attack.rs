@@ -11,6 +11,7 @@ mod host_namespace;
 mod identity;
 mod ingress_shares;
 mod listeners;
+mod node_addresses;
 mod resolver;
 mod stray_programs;
 mod tenants;

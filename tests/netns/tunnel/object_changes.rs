@@ -143,7 +143,7 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
         words.iter().all(|word| status.contains(word))
     };
     let words = [
-        "which takes precedence",
+        "which had it first and keeps it",
         "has no InternalIP",
         "edge-9",
         "10.20.0.7",
@@ -179,7 +179,7 @@ fn invalid_nodes_and_port_lists_are_reported_and_the_valid_items_apply() -> Resu
     }
     // The status is searched only for these words, since it keeps the name of any node that a client has
     // dialled.
-    let problems = ["which takes precedence", "has no InternalIP", "nope"];
+    let problems = ["which had it first", "has no InternalIP", "nope"];
     wait::until(CHANGE_TIMEOUT, || !problems.iter().any(|it| named(&[*it]))).with_context(
         || {
             format!(

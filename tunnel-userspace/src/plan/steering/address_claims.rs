@@ -249,13 +249,12 @@ fn disputes<'a>(
 fn names(nodes: &[&Node]) -> String {
     let first = nodes.iter().take(MAX_NAMES);
     let first: Vec<_> = first.map(|node| &*node.name.name).collect();
-    let nodes = match nodes.len() {
+    match nodes.len() {
         1 => format!("edge node {}", first.concat()),
         count if count > MAX_NAMES => {
             let more = count - MAX_NAMES;
             format!("edge nodes {} and {more} more", first.join(", "))
         }
         _ => format!("edge nodes {}", first.join(", ")),
-    };
-    nodes
+    }
 }

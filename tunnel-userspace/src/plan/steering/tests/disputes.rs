@@ -50,7 +50,7 @@ fn nobody_gets_an_address_if_it_is_unknown_who_had_it_first() {
         node("edge-9", true, &["::ffff:10.1.2.3", "10.1.2.9"]),
         external,
     ] {
-        let plan = plan(&[internal.clone(), other], None);
+        let plan = plan(&[Arc::clone(&internal), other], None);
 
         let wanted = [
             disputed("edge-1", "10.1.2.3"),
@@ -84,7 +84,7 @@ fn an_address_of_a_cloud_node_is_never_steered() {
             let cloud = Arc::make_mut(&mut cloud);
             cloud.other_ips = std::mem::take(&mut cloud.internal_ips);
         }
-        let nodes = [claimant.clone(), cloud.clone()];
+        let nodes = [Arc::clone(&claimant), Arc::clone(&cloud)];
 
         let plan = State::of(&nodes)
             .held("10.1.2.3", "edge-7")

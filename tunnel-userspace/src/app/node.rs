@@ -92,7 +92,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
     let waiting = views.unbound_ports.clone();
     serve_http(&config, &views, &mut tasks)?;
     tunnel.start_gateway(&config, &waiting);
-    start_health_checks(&config, &kernel, &sources, &views, &mut tasks);
+    start_health_checks(&config, &kernel, (&sources, &tunnel), &views, &mut tasks);
     let mut store = sources.run(&mut tasks);
     let first = tokio::select! {
         update = kernel.first_update(&mut store, &start_step) => match update? {
@@ -152,14 +152,18 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
 fn start_health_checks(
     config: &Config,
     kernel: &KernelSetup,
-    sources: &Sources,
+    (sources, tunnel): (&Sources, &NodeTunnel),
     views: &Arc<NodeViews>,
     tasks: &mut Tasks,
 ) {
     let checks = kernel.reconcile_loop.health_checks();
     let health_checks = HealthCheckServer::new(checks, Arc::clone(views), tasks.draining());
     let inputs = events::EventInputs {
-        warnings: vec![kernel.reconcile_loop.warnings(), health_checks.warnings()],
+        warnings: vec![
+            kernel.reconcile_loop.warnings(),
+            health_checks.warnings(),
+            tunnel.warnings(),
+        ],
         unbound_ports: views.unbound_ports.subscribe(),
     };
     sources.start_events(config, inputs, tasks);

@@ -15,7 +15,7 @@ use crate::{
     config::Config,
     identity::{CertificateReceiver, CertificateStore, Role},
     listen::{self, UnboundPorts},
-    model::SteeringTargets,
+    model::{ObjectWarning, SteeringTargets},
     tasks::Tasks,
     tunnel::{
         CommonSettings, Sessions,
@@ -56,6 +56,11 @@ impl NodeTunnel {
             tasks: Tasks::default(),
             drain_timeout: drain_timeout.unwrap_or_default(),
         }
+    }
+
+    /// Returns a receiver for the warnings about edge nodes.
+    pub(super) fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
+        self.sessions.warnings()
     }
 
     /// Returns a getter for the tunnel's current state, which includes the steered nodes.

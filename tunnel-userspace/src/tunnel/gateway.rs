@@ -326,7 +326,10 @@ async fn handshake(
     }
     let (sessions, max_sessions) = (&shared.sessions, shared.settings.max_sessions);
     let room = sessions.check_room(&agent.node, peer.ip().to_canonical(), max_sessions);
-    let refused = room.err().map(|limit| limit.to_string());
+    let refused = room.err().map(|limit| {
+        sessions.warn_of_session_limit(&agent.node, limit);
+        limit.to_string()
+    });
 
     let limits = &shared.common.limits;
     let (mut sender, mut connection) = Box::pin(http2::connect(limits, tls)).await?;

@@ -2,6 +2,7 @@
 //! and both record errors.
 
 mod draining;
+mod node_warnings;
 mod shared_certificate;
 
 use std::{
@@ -17,9 +18,11 @@ use std::{
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
+use self::node_warnings::NodeWarnings;
 use super::{
     TrafficView,
     client_shares::{Client, ClientPermit, ClientShares, ClientView, ShareExceeded},
@@ -27,7 +30,7 @@ use super::{
     log_limit::LogLimit,
     reason_counts::ReasonCounts,
 };
-use crate::model::{SteeringTarget, SteeringTargets};
+use crate::model::{ObjectWarning, SteeringTarget, SteeringTargets};
 
 /// The maximum number of sessions per node. It leaves room for broken sessions that the gateway has not
 /// detected yet.
@@ -101,6 +104,7 @@ pub struct Sessions {
     other_log_limit: LogLimit,
     /// The rate limit for messages about connected and disconnected agents.
     event_log_limit: LogLimit,
+    warnings: NodeWarnings,
 }
 
 #[derive(Debug, Default)]
@@ -206,30 +210,53 @@ impl Sessions {
         Ok(())
     }
 
+    /// Returns a receiver for the warnings about nodes.
+    #[must_use]
+    pub fn warnings(&self) -> watch::Receiver<Arc<[ObjectWarning]>> {
+        self.warnings.subscribe()
+    }
+
+    /// Warns that a node's session was refused, unless the limit is that of the gateway.
+    pub(super) fn warn_of_session_limit(&self, node: &Arc<str>, limit: SessionLimit) {
+        if matches!(limit, SessionLimit::Node | SessionLimit::Source) {
+            let text = format!("the gateway refuses further sessions: {limit}");
+            let now = Timestamp::now();
+            self.warnings.add(node, Reason::SessionLimit, text, now);
+        }
+    }
+
     /// Reports that two machines use a node's certificate, if the node has had sessions with both for longer
-    /// than a reboot may explain.
+    /// than a reboot may explain. Drops the warnings about the node that no longer apply.
     pub(super) fn report_shared_certificate(&self, name: &Arc<str>) {
         let mut nodes = self.nodes.lock();
         let now = Timestamp::now();
+        self.warnings.expire(name, Reason::SessionLimit, now);
         let Some(node) = nodes.get_mut(name) else {
             return;
         };
         let views = node.sessions.iter().map(|session| &session.initial_view);
         let Some(text) = shared_certificate::describe(&views.collect::<Vec<_>>(), now) else {
+            self.warnings.remove(name, Reason::CertificateShared);
             return;
         };
+        self.warnings
+            .add(name, Reason::CertificateShared, text.clone(), now);
         node.last_error = Some((NodeError::Ended(text.clone()), now));
         drop(nodes);
         self.report_problem(name, Reason::CertificateShared, &text);
     }
 
     /// Removes a session. `error` is the cause if the session ended unexpectedly.
-    pub(super) fn remove(&self, node: &Arc<str>, id: u64, error: Option<String>) {
+    pub(super) fn remove(&self, name: &Arc<str>, id: u64, error: Option<String>) {
         let mut nodes = self.nodes.lock();
-        let Some(node) = nodes.get_mut(node) else {
+        let Some(node) = nodes.get_mut(name) else {
             return;
         };
         node.sessions.retain(|session| session.id != id);
+        if node.sessions.is_empty() {
+            self.warnings.remove(name, Reason::CertificateShared);
+            self.warnings.remove(name, Reason::SessionLimit);
+        }
         node.last_seen = Some(Timestamp::now());
         if let Some(error) = error {
             node.last_error = Some((NodeError::Ended(error), Timestamp::now()));

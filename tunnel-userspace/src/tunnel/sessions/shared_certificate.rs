@@ -15,9 +15,11 @@ pub(super) fn describe(sessions: &[&SessionView], now: Timestamp) -> Option<Stri
     let overlap = SignedDuration::try_from(OVERLAP).ok()?;
     let is_lasting = |it: &&SessionView| now.duration_since(it.since) >= overlap;
     let known = sessions.iter().copied().filter(|it| !it.boot.is_empty());
-    let mut lasting = known.filter(is_lasting);
-    let first = lasting.next()?;
-    let other = lasting.find(|it| it.boot != first.boot)?;
+    // Sorted, so that the text stays the same while the same machines have sessions.
+    let mut lasting: Vec<_> = known.filter(is_lasting).collect();
+    lasting.sort_by_key(|it| it.machine());
+    let first = lasting.first()?;
+    let other = lasting.iter().find(|it| it.boot != first.boot)?;
     let machine = |view: &SessionView| format!("{} (boot ID {})", view.peer.ip(), view.boot);
     Some(format!(
         "two machines use this node's certificate: {} and {}",
@@ -52,6 +54,12 @@ mod tests {
                     (boot ID b)";
         let both = [own.clone(), session(1, "a", 5), session(2, "b", 70)];
         assert_eq!(described(&both).as_deref(), Some(text));
+        let reconnected = [session(2, "b", 60), session(1, "a", 65)];
+        assert_eq!(
+            described(&reconnected).as_deref(),
+            Some(text),
+            "same machines"
+        );
         assert_eq!(described(&[own.clone(), session(2, "b", 71)]), None, "new");
         assert_eq!(
             described(&[own.clone(), session(2, "", 0)]),

@@ -278,4 +278,12 @@ async fn a_node_has_sixteen_sessions_from_one_address() {
     wait_until("four are refused", || refused() >= 4).await;
     cloud.connected(NODE, 16).await;
     assert!(cloud.count(Reason::SessionLimit) >= 4);
+    let warnings = cloud.sessions.warnings();
+    let warnings = warnings.borrow();
+    let texts: Vec<_> = warnings.iter().map(|it| &*it.note).collect();
+    assert_eq!(
+        texts,
+        [format!("the gateway refuses further sessions: {text}")]
+    );
+    assert_eq!(&*warnings[0].regarding.name.name, NODE);
 }

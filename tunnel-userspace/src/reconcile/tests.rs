@@ -16,6 +16,7 @@ mod port_counters;
 mod restarts;
 mod rolling_changes;
 mod source_ranges;
+mod steering_warnings;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -15,11 +15,13 @@ use crate::model::ObjectWarning;
 /// The time after which a warning that is not repeated is dropped.
 const LIFETIME: SignedDuration = SignedDuration::from_mins(5);
 
+/// The text of each warning, and the time when it was last repeated, by node and reason.
+type Warnings = BTreeMap<(Arc<str>, Reason), (String, Timestamp)>;
+
 /// The current warnings about nodes, and the receivers that get each change.
 #[derive(Debug, Default)]
 pub(super) struct NodeWarnings {
-    /// The text of each warning, and the time when it was last repeated.
-    current: Mutex<BTreeMap<(Arc<str>, Reason), (String, Timestamp)>>,
+    current: Mutex<Warnings>,
     published: watch::Sender<Arc<[ObjectWarning]>>,
 }
 
@@ -54,10 +56,7 @@ impl NodeWarnings {
     }
 
     /// Changes the warnings, and publishes them if `change` returns true.
-    fn edit(
-        &self,
-        change: impl FnOnce(&mut BTreeMap<(Arc<str>, Reason), (String, Timestamp)>) -> bool,
-    ) {
+    fn edit(&self, change: impl FnOnce(&mut Warnings) -> bool) {
         let mut current = self.current.lock();
         if change(&mut current) {
             let all = current.iter();

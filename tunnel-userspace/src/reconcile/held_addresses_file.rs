@@ -54,19 +54,25 @@ pub async fn save_held_addresses(
     mut holders: watch::Receiver<Arc<AddressHolders>>,
     mut draining: watch::Receiver<bool>,
 ) {
-    let mut has_failed = false;
-    let mut is_draining = false;
+    // The last value that was written. When the daemon stops, the sender may be dropped before this task has seen
+    // its last value.
+    let mut saved: Option<Arc<AddressHolders>> = None;
+    let (mut has_failed, mut is_draining) = (false, false);
     while !is_draining {
         tokio::select! {
             biased;
             () = drain::begun(&mut draining) => is_draining = true,
             changed = holders.changed() => is_draining = changed.is_err(),
         }
-        if is_draining && !holders.has_changed().unwrap_or(false) && !has_failed {
-            return;
+        let current = Arc::clone(&holders.borrow_and_update());
+        if saved
+            .as_ref()
+            .is_some_and(|saved| Arc::ptr_eq(saved, &current))
+        {
+            continue;
         }
-        let (to, saved) = (path.clone(), Arc::clone(&holders.borrow_and_update()));
-        let written = spawn_blocking(move || write(&to, &saved)).await;
+        let (to, content) = (path.clone(), Arc::clone(&current));
+        let written = spawn_blocking(move || write(&to, &content)).await;
         let error = written.map_err(io::Error::other).flatten().err();
         if let Some(error) = error.as_ref().filter(|_| !has_failed) {
             let path = path.display();
@@ -77,6 +83,7 @@ pub async fn save_held_addresses(
             holders.mark_changed();
             RETRY_DELAY
         } else {
+            saved = Some(current);
             WRITE_INTERVAL
         };
         tokio::select! {
@@ -111,6 +118,7 @@ mod tests {
         let changed = AddressHolders::from([(ip("10.1.2.3"), "edge-7".into())]);
         holders.send_replace(Arc::new(changed.clone()));
         drain.send_replace(true);
+        drop(holders);
 
         save_held_addresses(path.clone(), receiver, draining).await;
 

@@ -1,12 +1,15 @@
 //! The certificates of gateways and agents: the built-in CA that issues them, the store that reads and
-//! watches their files, and the TLS settings built from them.
+//! watches their files, the TLS settings built from them, and the gateway's deny list.
 
 pub mod ca;
 mod certificate;
+mod deny_list;
+mod deny_verifier;
 mod file_problem;
 mod node_name;
 mod peer;
 mod pem_files;
+mod serial_number;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -18,9 +21,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    deny_list::{DeniedAgent, DenyList, DenyListReceiver, DenyListState, DenyListStore},
+    deny_verifier::HandshakeDenial,
     file_problem::{FileError, FileProblem},
     node_name::{NameError, check_node_name, is_subdomain},
     peer::{Peer, PeerError, identify_agent},
+    serial_number::SerialNumber,
     store::{CertificateReceiver, CertificateState, CertificateStore},
     tls::Identity,
 };

@@ -110,6 +110,7 @@ fn render(views: &[CertificateView], now: Timestamp) -> String {
         vec![
             role(view.role).to_owned(),
             table::or_dash(view.node.as_ref()),
+            view.serial.to_string(),
             residual_time(view, now),
             view.not_before.to_string(),
             view.not_after.to_string(),
@@ -123,6 +124,7 @@ fn render(views: &[CertificateView], now: Timestamp) -> String {
     let head = [
         "ROLE",
         "NODE",
+        "SERIAL",
         "RESIDUAL TIME",
         "NOT BEFORE",
         "NOT AFTER",
@@ -165,6 +167,7 @@ mod tests {
             file: "a.pem".into(),
             role,
             node: node.map(str::to_owned),
+            serial: serde_json::from_value("8a01f0".into()).expect("a serial number"),
             subject: "S".to_owned(),
             issuer: "I".to_owned(),
             not_before: from,
@@ -180,14 +183,14 @@ mod tests {
 
         let shown = render(&views, from);
 
-        let starts: Vec<_> = shown.lines().map(|line| &line[..37]).collect();
+        let starts: Vec<_> = shown.lines().map(|line| &line[..46]).collect();
         assert_eq!(
             starts,
             [
-                "ROLE      NODE     RESIDUAL TIME   NO",
-                "ca        -        3650 days       20",
-                "agent     edge-1   1 day           20",
-                "gateway   -        expired         20",
+                "ROLE      NODE     SERIAL   RESIDUAL TIME   NO",
+                "ca        -        8a01f0   3650 days       20",
+                "agent     edge-1   8a01f0   1 day           20",
+                "gateway   -        8a01f0   expired         20",
             ]
         );
         let early = render(&views[..1], "2026-02-28T23:59:59Z".parse().expect("a time"));

@@ -9,13 +9,14 @@ use x509_parser::{
     x509::{AttributeTypeAndValue, X509Name},
 };
 
-use super::{AGENTS, GATEWAY_NAME, GATEWAYS, Role, check_node_name};
+use super::{AGENTS, GATEWAY_NAME, GATEWAYS, Role, SerialNumber, check_node_name};
 
 /// The fields of a certificate that the tunnel checks.
 #[derive(Clone, Debug)]
 pub(super) struct ParsedCertificate {
     pub(super) subject: String,
     pub(super) issuer: String,
+    pub(super) serial: SerialNumber,
     pub(super) not_before: Timestamp,
     pub(super) not_after: Timestamp,
     /// True if this is a CA certificate, according to its basic constraints.
@@ -52,6 +53,7 @@ impl ParsedCertificate {
         Ok(Self {
             subject: escaped_name(parsed.subject()),
             issuer: escaped_name(parsed.issuer()),
+            serial: SerialNumber::of_bytes(parsed.raw_serial()),
             not_before: timestamp(parsed.validity().not_before.timestamp())?,
             not_after: timestamp(parsed.validity().not_after.timestamp())?,
             is_ca: constraints.is_some_and(|constraints| constraints.value.ca),

@@ -27,7 +27,7 @@ pub enum FileProblem {
     NotAFile,
     /// The file exceeds the size limit.
     #[error(
-        "is larger than {} bytes, the limit for key and certificate files",
+        "is larger than {} bytes, the limit for such files",
         pem_files::MAX_SIZE
     )]
     TooLarge,
@@ -37,6 +37,9 @@ pub enum FileProblem {
     /// A PEM section is malformed.
     #[error("is damaged: {0}")]
     Damaged(String),
+    /// A line of the file is invalid.
+    #[error("line {0}: {1}")]
+    InvalidLine(usize, String),
     /// The file has no certificate.
     #[error("contains no certificate; a PEM section `CERTIFICATE` is expected")]
     NoCertificate,

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 
-use super::{Role, certificate::ParsedCertificate};
+use super::{Role, SerialNumber, certificate::ParsedCertificate};
 
 /// An agent's identity.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Peer {
     /// The name of the node that the agent runs on.
     pub node: Arc<str>,
+    /// The serial number of the agent's certificate.
+    pub serial: SerialNumber,
     /// The time when the agent's certificate expires.
     pub expires: Timestamp,
 }
@@ -35,6 +37,7 @@ pub fn identify_agent(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
     let node = certificate.checked_name(Role::Agent).map_err(PeerError)?;
     Ok(Peer {
         node: Arc::from(node),
+        serial: certificate.serial.clone(),
         expires: certificate.not_after,
     })
 }

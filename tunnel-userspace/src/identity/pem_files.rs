@@ -14,7 +14,7 @@ use rustls::pki_types::{
 
 use super::{FileError, FileProblem, IdentityFiles, certificate::ParsedCertificate};
 
-/// The maximum size of a PEM file, in bytes.
+/// The maximum size of a PEM file, or of a deny list, in bytes.
 pub(super) const MAX_SIZE: u64 = 1 << 20;
 
 /// The mode bits that a key file should not have: any access for others, and write or execute access for the

@@ -20,8 +20,9 @@ use rustls::{
 };
 
 use super::{
-    ALPN, FileError, FileProblem, GATEWAY_NAME, IdentityFiles, Role,
+    ALPN, DenyList, FileError, FileProblem, GATEWAY_NAME, HandshakeDenial, IdentityFiles, Role,
     certificate::ParsedCertificate,
+    deny_verifier::DenyVerifier,
     pem_files::{self, FileContents, file_error},
 };
 
@@ -46,6 +47,8 @@ pub struct Identity {
     /// expires.
     pub(super) reverify_at: Timestamp,
     verifiers: Verifiers,
+    provider: Arc<CryptoProvider>,
+    resolver: Arc<SingleCertAndKey>,
 }
 
 impl fmt::Debug for Identity {
@@ -63,6 +66,29 @@ impl Identity {
         // Never used, as the handshake tests show. No certificate is valid for the unspecified address.
         let unused = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| unused())
+    }
+
+    /// Returns the settings for a gateway's handshake that also refuse the agents on a deny list. If the handshake
+    /// refuses an agent because of the list, the second value names the agent.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the TLS library rejects the settings.
+    pub fn server_with(
+        &self,
+        deny_list: Arc<DenyList>,
+    ) -> Result<(Arc<ServerConfig>, HandshakeDenial), Error> {
+        let denial = HandshakeDenial::default();
+        if deny_list.is_empty() {
+            return Ok((Arc::clone(&self.server), denial));
+        }
+        let verifier = Arc::new(DenyVerifier {
+            inner: Arc::clone(&self.verifiers.client_verifier),
+            deny_list,
+            denial: Arc::clone(&denial),
+        });
+        let config = server_config(&self.provider, verifier, Arc::clone(&self.resolver))?;
+        Ok((Arc::new(config), denial))
     }
 
     /// Verifies the certificates that a peer has shown in its handshake, as of the time `now`. `chain` begins with
@@ -109,15 +135,24 @@ impl Identity {
         let resolver = Arc::new(SingleCertAndKey::from(certified));
         Ok(Self {
             server: Arc::new(
-                server_config(&provider, &verifiers, Arc::clone(&resolver)).map_err(failed)?,
+                server_config(
+                    &provider,
+                    Arc::clone(&verifiers.client_verifier),
+                    Arc::clone(&resolver),
+                )
+                .map_err(failed)?,
             ),
-            client: Arc::new(client_config(&provider, &verifiers, resolver).map_err(failed)?),
+            client: Arc::new(
+                client_config(&provider, &verifiers, Arc::clone(&resolver)).map_err(failed)?,
+            ),
             name,
             from: parsed.not_before,
             expires: parsed.not_after,
             ca_expires: trust.expires,
             reverify_at: trust.reverify_at.min(until),
             verifiers,
+            provider,
+            resolver,
         })
     }
 }
@@ -287,12 +322,12 @@ fn chain_problem(error: &Error, parsed: &ParsedCertificate, ca: &Path) -> FilePr
 
 fn server_config(
     provider: &Arc<CryptoProvider>,
-    verifiers: &Verifiers,
+    verifier: Arc<dyn ClientCertVerifier>,
     resolver: Arc<SingleCertAndKey>,
 ) -> Result<ServerConfig, Error> {
     let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
         .with_protocol_versions(&[&TLS13])?
-        .with_client_cert_verifier(Arc::clone(&verifiers.client_verifier))
+        .with_client_cert_verifier(verifier)
         .with_cert_resolver(resolver);
     config.alpn_protocols = vec![ALPN.to_vec()];
     // A resumed session would skip certificate verification.

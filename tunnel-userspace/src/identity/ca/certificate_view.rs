@@ -12,7 +12,7 @@ use rustls::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{Role, certificate::ParsedCertificate, pem_files},
+    super::{Role, SerialNumber, certificate::ParsedCertificate, pem_files},
     CA_CERT_FILE, CERT_FILE, CaError,
 };
 
@@ -41,6 +41,8 @@ pub struct CertificateView {
     /// The name of the node, if this is an agent's certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// The serial number, as in a gateway's deny list.
+    pub serial: SerialNumber,
     /// The subject of the certificate.
     pub subject: String,
     /// The subject of the certificate's issuer.
@@ -116,6 +118,7 @@ fn view(
         file: path.to_owned(),
         role,
         node,
+        serial: parsed.serial,
         subject: parsed.subject,
         issuer: parsed.issuer,
         not_before: parsed.not_before,

@@ -2,16 +2,19 @@
 //! the same object, the one in the first overlay is used. Changes wake the control loop, which takes all of
 //! them in a single update.
 
+mod node_names;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
+use self::node_names::NodeNames;
 use crate::model::{
-    ClusterUpdate, EndpointSlice, Kind, Object, ObjectId, ObjectName, ServiceState,
+    ClusterUpdate, EndpointSlice, Kind, NodeList, Object, ObjectId, ObjectName, ServiceState,
 };
 
 /// A source's progress towards a complete list, in ascending order. The phase of the store is the lowest
@@ -72,6 +75,8 @@ struct State {
     dirty: Option<BTreeSet<ObjectId>>,
     /// The time at which the oldest change since the last update was noticed; `None` if nothing has changed.
     oldest_change: Option<Duration>,
+    /// The names of the Nodes in use.
+    node_names: NodeNames,
 }
 
 /// The objects from one source.
@@ -79,6 +84,9 @@ struct State {
 struct OverlayState {
     objects: BTreeMap<Kind, BTreeMap<ObjectName, Object>>,
     phase: SyncPhase,
+    /// True if a Node that is not in the overlay does not exist, as far as the source knows. `None` if this follows
+    /// from the phase.
+    has_current_nodes: Option<bool>,
 }
 
 impl Store {
@@ -92,6 +100,12 @@ impl Store {
             shared: Arc::clone(&self.shared),
             index,
         }
+    }
+
+    /// Returns a receiver for the names of the Nodes in use.
+    #[must_use]
+    pub fn nodes(&self) -> watch::Receiver<NodeList> {
+        self.shared.lock().node_names.subscribe()
     }
 
     /// Waits for changes and takes all of them. Returns `None` if no source is running any more.
@@ -189,6 +203,13 @@ impl OverlayEdit<'_> {
         }
     }
 
+    /// Records whether a Node that is not in the overlay does not exist, as far as the source knows.
+    pub(super) fn set_current_nodes(&mut self, are_current: bool) {
+        if let Some(overlay) = self.state.overlays.get_mut(self.index) {
+            overlay.has_current_nodes = Some(are_current);
+        }
+    }
+
     /// Returns the IDs of all objects of one kind.
     pub(super) fn ids(&self, kind: Kind) -> impl Iterator<Item = ObjectId> {
         let overlay = self.state.overlays.get(self.index);
@@ -200,6 +221,7 @@ impl OverlayEdit<'_> {
 
 impl Drop for OverlayEdit<'_> {
     fn drop(&mut self) {
+        self.state.publish_nodes();
         if self.state.has_update() {
             self.changed.notify_one();
         }
@@ -224,6 +246,11 @@ impl OverlayState {
             kind,
             name: name.clone(),
         })
+    }
+
+    fn nodes_are_current(&self) -> bool {
+        self.has_current_nodes
+            .unwrap_or(self.phase == SyncPhase::Complete)
     }
 
     /// Inserts, replaces or removes an object, and returns the previous one. The outer `Option` is `None` if
@@ -270,6 +297,9 @@ impl State {
         now: Option<Object>,
         at: Duration,
     ) {
+        if id.kind == Kind::Node {
+            self.node_names.set(&id.name.name, now.is_some());
+        }
         match id.kind {
             Kind::Service | Kind::Node | Kind::ConfigMap => self.mark_dirty(id.clone(), at),
             Kind::EndpointSlice => {
@@ -326,6 +356,13 @@ impl State {
     fn phase(&self) -> SyncPhase {
         let phases = self.overlays.iter().map(|overlay| overlay.phase);
         phases.min().unwrap_or_default()
+    }
+
+    /// Publishes the names of the Nodes, if they have changed.
+    fn publish_nodes(&mut self) {
+        let mut overlays = self.overlays.iter();
+        let is_current = !self.overlays.is_empty() && overlays.all(OverlayState::nodes_are_current);
+        self.node_names.publish(is_current);
     }
 
     fn has_update(&self) -> bool {

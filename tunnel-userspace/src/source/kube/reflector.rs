@@ -114,6 +114,14 @@ struct KindState {
     failure: Option<(String, Timestamp)>,
 }
 
+impl KindState {
+    /// Returns true if an object that is not known does not exist, according to the API server.
+    fn is_current(&self) -> bool {
+        let mut errors = self.errors.values();
+        self.synced && self.failure.is_none() && errors.all(|errors| !errors.is_refused)
+    }
+}
+
 /// A list that is being received.
 #[derive(Debug, Default)]
 struct ReceivedList {
@@ -181,6 +189,20 @@ impl Reflector {
     pub(super) fn apply(&mut self, event: KindEvent, now: Timestamp, edit: &mut OverlayEdit<'_>) {
         let KindEvent { kind, at, change } = event;
         edit.noticed_at = at;
+        self.apply_change(kind, change, now, edit);
+        if kind == Kind::Node {
+            let state = self.kinds.get(&kind);
+            edit.set_current_nodes(state.is_some_and(KindState::is_current));
+        }
+    }
+
+    fn apply_change(
+        &mut self,
+        kind: Kind,
+        change: Change,
+        now: Timestamp,
+        edit: &mut OverlayEdit<'_>,
+    ) {
         let state = self.kinds.entry(kind).or_default();
         match change {
             Change::RequestFailed(error) => {

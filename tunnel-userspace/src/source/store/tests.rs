@@ -44,6 +44,40 @@ fn apply(overlay: &Overlay, objects: impl IntoIterator<Item = Object>, at: Durat
     }
 }
 
+#[test]
+fn the_published_nodes_are_current_once_every_source_has_listed_all_of_them() {
+    let mut store = Store::default();
+    let (first, second) = (store.overlay(), store.overlay());
+    let nodes = store.nodes();
+    let list = || {
+        let list = nodes.borrow();
+        let names: Vec<_> = list.names.iter().map(ToString::to_string).collect();
+        (names.join(" "), list.is_current)
+    };
+    apply(&first, [node("a"), node("b"), service("web", 1)], T1);
+    first.edit(T1).set_phase(SyncPhase::Complete);
+    apply(&second, [node("b"), node("c")], T1);
+    assert_eq!(list(), ("a b c".to_owned(), false));
+    second.edit(T1).set_phase(SyncPhase::Stale);
+    assert!(!list().1, "a snapshot is not current");
+    second.edit(T1).set_phase(SyncPhase::Complete);
+    assert!(list().1);
+
+    // A Node that another source still has does not go.
+    let put = |overlay: &Overlay, name| overlay.edit(T2).put(&node(name).id(), None);
+    put(&first, "b");
+    put(&first, "a");
+    assert_eq!(list(), ("b c".to_owned(), true));
+    put(&second, "b");
+    assert_eq!(list(), ("c".to_owned(), true));
+
+    first.edit(T2).set_phase(SyncPhase::Partial);
+    assert!(!list().1, "a rejected object may be a Node");
+    first.edit(T2).set_phase(SyncPhase::Complete);
+    second.edit(T2).set_current_nodes(false);
+    assert!(!list().1, "the source has failed");
+}
+
 /// Takes an update and describes each object in it.
 fn describe_update(store: &mut Store) -> Vec<String> {
     let Some(update) = store.take_update() else {

@@ -123,6 +123,33 @@ impl ReflectorFixture {
 }
 
 #[test]
+fn nodes_are_current_unless_requests_fail_or_a_node_is_invalid() {
+    let mut fixture = ReflectorFixture::new();
+    let nodes = fixture.store.nodes();
+    let is_current = || nodes.borrow().is_current;
+    let node = |object| received(id(Kind::Node, "edge-7"), object);
+    let valid = || Ok(Some(Object::Node(Arc::new(fixture::node("edge-7")))));
+    fixture.apply(Kind::Node, Change::ListStarted);
+    fixture.apply(Kind::Node, Change::Listed(node(valid())));
+    assert!(!is_current(), "the list is incomplete");
+    fixture.apply(Kind::Node, Change::ListCompleted);
+    assert!(is_current(), "the Services do not matter");
+
+    fixture.apply(Kind::Node, Change::RequestFailed("timeout".to_owned()));
+    assert!(!is_current());
+    fixture.apply(Kind::Node, Change::RequestSucceeded);
+    assert!(is_current());
+    fixture.apply(Kind::Service, Change::RequestFailed("timeout".to_owned()));
+    fixture.apply(Kind::Service, Change::Updated(invalid("web")));
+    assert!(is_current(), "the Services do not matter");
+
+    fixture.apply(Kind::Node, Change::Updated(node(Err(missing("spec")))));
+    assert!(!is_current());
+    fixture.apply(Kind::Node, Change::Updated(node(valid())));
+    assert!(is_current());
+}
+
+#[test]
 fn a_complete_list_is_applied_and_deletes_missing_objects() {
     let mut fixture = ReflectorFixture::new();
     fixture.list(Kind::Service, [valid("a"), valid("b")]);

@@ -19,6 +19,7 @@ mod faults;
 mod object_changes;
 mod outsiders;
 mod replaced_maps;
+mod revoked_access;
 mod steering;
 
 /// The time limit for a refusal.

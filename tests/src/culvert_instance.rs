@@ -123,6 +123,7 @@ impl Instance {
             tunnel,
             namespace_share,
             node_ports,
+            gateway: _,
         } = &self.settings;
         let [pods4, pods6] = node_network::POD_RANGES;
         format!(
@@ -173,7 +174,8 @@ impl Instance {
 
     fn tunnel_config(&self) -> String {
         let end = identity_and_session_config(&self.identity_directory());
-        format!("tunnel:\n  steering: {{}}\n  gateway: {{}}\n{end}")
+        let gateway = &self.settings.gateway;
+        format!("tunnel:\n  steering: {{}}\n  gateway: {{ {gateway} }}\n{end}")
     }
 
     /// Returns the directory that contains the gateway's certificate, laid out as by `culvert ca issue`.

@@ -63,6 +63,8 @@ pub struct CloudSettings {
     /// The gateway's certificate files.
     pub certificate: IdentityFiles,
     pub session: SessionLimits,
+    /// The directory with the manifests of Nodes; `None` if the gateway reads no Nodes.
+    pub manifests: Option<PathBuf>,
 }
 
 /// The settings for an agent.
@@ -104,6 +106,8 @@ pub struct CloudState {
     pub nodes: Value,
     /// The state of the certificate, in Culvert's own format.
     pub identity: Value,
+    /// The state of the deny list, in Culvert's own format.
+    pub deny_list: Value,
 }
 
 impl CloudState {

@@ -6,6 +6,7 @@
 
 mod frames;
 mod handshakes;
+mod revoked_access;
 mod shared_certificate;
 
 use std::{

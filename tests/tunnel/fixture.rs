@@ -5,8 +5,10 @@
 )]
 
 use std::{
+    fs,
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -19,6 +21,7 @@ use tunnel_tests::{
     clock::Instant,
     load,
     load_scale::LoadScale,
+    manifest::{Manifest, NodeObject},
     pki::{Authority, CertifiedKey, PemFiles, Validity},
     sandbox,
     tunnel_process::{AgentSettings, CloudSettings, CloudState, Target, TunnelProcess},
@@ -51,6 +54,10 @@ const ECHOES: usize = 300;
 /// The benchmark has a stricter limit.
 const ECHO_LIMIT: Duration = Duration::from_millis(100);
 
+/// The gateway's deny list, and the directory with the manifests of Nodes.
+const DENY_FILE: &str = "deny";
+const MANIFESTS: &str = "manifests";
+
 const ANY_LOOPBACK_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
@@ -64,6 +71,9 @@ pub(crate) struct TunnelSettings {
     pub(crate) handshakes: usize,
     /// The timeout for each of them.
     pub(crate) handshake_timeout: Duration,
+    /// The time after which the gateway ends the sessions of a node without a Node object; `None` if the gateway
+    /// reads no Nodes.
+    pub(crate) missing_node_timeout: Option<Duration>,
     /// The limits for sessions on the gateway.
     pub(crate) gateway_limits: SessionLimits,
     /// The limits for sessions on the agents.
@@ -88,6 +98,7 @@ impl TunnelSettings {
             allow: None,
             handshakes: HANDSHAKES,
             handshake_timeout: HANDSHAKE_TIMEOUT,
+            missing_node_timeout: None,
             agent_limits: limits.clone(),
             gateway_limits: limits,
         }
@@ -115,13 +126,24 @@ impl TunnelSettings {
             node: node.to_owned(),
             at,
         });
+        let deny_file = directory.path().join(DENY_FILE);
+        fs::write(&deny_file, "")?;
+        let manifests = directory.path().join(MANIFESTS);
+        fs::create_dir(&manifests)?;
+        for (node, _) in &self.nodes {
+            let Manifest { file, text } = NodeObject::new(node, []).edge().into();
+            fs::write(manifests.join(file), text)?;
+        }
         let mut cloud_settings = CloudSettings {
             gateway: gateway::GatewaySettings {
                 listen: ANY_LOOPBACK_PORT,
                 max_sessions: 1000,
                 max_pending_handshakes: self.handshakes,
                 handshake_timeout: self.handshake_timeout,
+                deny_file: Some(deny_file),
+                missing_node_timeout: self.missing_node_timeout.unwrap_or_default(),
             },
+            manifests: self.missing_node_timeout.map(|_| manifests),
             ingress: ANY_PORT,
             prefix: PREFIX,
             targets: targets.collect(),
@@ -173,6 +195,28 @@ impl Tunnel {
     /// Returns the paths of the certificate files for the gateway, or for a node's agent.
     pub(crate) fn files(&self, stem: &str) -> PemFiles {
         PemFiles::in_directory(self.directory.path(), stem)
+    }
+
+    /// Replaces the gateway's deny list, without waiting until it is in effect.
+    pub(crate) fn deny(&self, list: &str) -> Result<()> {
+        Ok(fs::write(self.directory.path().join(DENY_FILE), list)?)
+    }
+
+    /// Returns the path of a node's manifest.
+    fn manifest(&self, node: &str) -> PathBuf {
+        let file = format!("{node}.yaml");
+        self.directory.path().join(MANIFESTS).join(file)
+    }
+
+    /// Creates a node's Node object for the gateway.
+    pub(crate) fn create_node(&self, node: &str) -> Result<()> {
+        let Manifest { text, .. } = NodeObject::new(node, []).edge().into();
+        Ok(fs::write(self.manifest(node), text)?)
+    }
+
+    /// Deletes a node's Node object.
+    pub(crate) fn delete_node(&self, node: &str) -> Result<()> {
+        Ok(fs::remove_file(self.manifest(node))?)
     }
 
     /// Starts a node's agent, and waits until it is connected.

@@ -47,7 +47,7 @@ pub use self::{
 };
 use crate::{
     bpf::{AttachmentView, KernelLog},
-    identity::CertificateState,
+    identity::{CertificateState, DenyListState},
     listen::UnboundPorts,
     net::NetworkView,
     reconcile::{PortCounterList, ReconcileStats, ServicePart},
@@ -77,6 +77,8 @@ pub struct TunnelView {
     pub counts: BTreeMap<Reason, u64>,
     /// The state of the gateway's certificate; `None` if this node runs no gateway.
     pub identity: Option<CertificateState>,
+    /// The state of the gateway's deny list; `None` if it has none.
+    pub deny_list: Option<DenyListState>,
 }
 
 /// The state of `culvert node`, as published by its modules.

@@ -4,6 +4,7 @@
 //!
 //! The wire protocol is described in `docs/tunnel-protocol.md`.
 
+mod access;
 mod adaptive_read_size;
 pub mod agent;
 mod agent_session;
@@ -25,6 +26,7 @@ mod incoming_interface;
 pub mod ingress;
 mod keepalive;
 mod log_limit;
+mod missing_nodes;
 mod reason_counts;
 mod session_threads;
 mod sessions;
@@ -35,6 +37,7 @@ mod traffic;
 
 use std::time::Duration;
 
+pub use access::AccessInputs;
 pub use agent_state::{AgentState, AgentView, ConnectionState, ConnectionView};
 pub use client_shares::ClientView;
 use schemars::JsonSchema;

@@ -224,6 +224,7 @@ impl Fixture {
             prefix: (Ipv4Addr::new(127, 19, 0, 0).into(), 16),
             targets: Vec::new(),
             certificate: (&files).into(),
+            manifests: None,
             session: SessionLimits::default(),
         };
         let stem = directory.join("cloud");

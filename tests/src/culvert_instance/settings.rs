@@ -23,6 +23,8 @@ pub struct InstanceSettings {
     pub namespace_share: u8,
     /// A line of YAML for the config's `service` section, such as `nodePortAddresses: []`.
     pub node_ports: String,
+    /// The fields of the config's `tunnel.gateway` section in YAML, such as `missingNodeTimeout: 1s`.
+    pub gateway: String,
 }
 
 impl InstanceSettings {
@@ -37,6 +39,7 @@ impl InstanceSettings {
             tunnel: false,
             namespace_share: 50,
             node_ports: String::new(),
+            gateway: String::new(),
         }
     }
 

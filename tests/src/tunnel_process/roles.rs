@@ -19,10 +19,15 @@ use tokio::{
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_userspace::{
-    identity::{CertificateStore, Role},
-    model, telemetry,
+    identity::{CertificateStore, DenyListStore, Role},
+    model,
+    source::{
+        Store,
+        file::{self, FileSettings},
+    },
+    telemetry,
     tunnel::{
-        CommonSettings, ConnectionState, ConnectionView, SessionLimits, Sessions,
+        AccessInputs, CommonSettings, ConnectionState, ConnectionView, SessionLimits, Sessions,
         agent::Agent,
         gateway::Gateway,
         ingress::{self, Ingress},
@@ -66,12 +71,25 @@ pub fn run_cloud(settings: &Path, record: &Path) -> Result<()> {
 
 async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
     let (store, identity) = CertificateStore::open(settings.certificate, Role::Gateway);
+    let deny_list = settings.gateway.deny_file.clone().map(DenyListStore::open);
+    let (deny_store, deny_list) = deny_list.unzip();
+    let mut objects = Store::default();
+    let nodes = match &settings.manifests {
+        Some(path) => Some(file::start(FileSettings::new(path), objects.overlay()).await?),
+        None => None,
+    };
+    let access = AccessInputs {
+        deny_list: deny_list.unwrap_or_default(),
+        nodes: nodes.is_some().then(|| objects.nodes()),
+    };
+    let denied = access.deny_list.clone();
     let (sessions, common) = (Sessions::new(), common_settings(settings.session));
     let gateway = Gateway::bind(
         settings.gateway,
         common.clone(),
         identity.clone(),
         Arc::clone(&sessions),
+        access,
     )?;
     let (address, length) = settings.prefix;
     let prefix = Prefix::new(Address::from_ip(address), length)
@@ -99,16 +117,27 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
             counts: counts.collect::<BTreeMap<_, _>>(),
             nodes: serde_json::to_value(sessions.nodes())?,
             identity: serde_json::to_value(identity.state())?,
+            deny_list: serde_json::to_value(denied.state())?,
         })
     };
-    run_and_publish(record, current_state, async move |draining| {
+    let work = async move |draining: watch::Receiver<bool>| {
+        let deny_store = deny_store.map(|store| store.run(draining.clone()));
+        let nodes = nodes.map(|nodes| nodes.run(draining.clone()));
         tokio::join!(
+            run_if_some(deny_store),
+            run_if_some(nodes),
             store.run(draining.clone()),
             Box::pin(gateway.run(draining.clone())),
             Box::pin(ingress.run(draining))
         );
-    })
-    .await
+    };
+    Box::pin(run_and_publish(record, current_state, work)).await
+}
+
+async fn run_if_some(task: Option<impl Future<Output = ()>>) {
+    if let Some(task) = task {
+        task.await;
+    }
 }
 
 fn to_model(targets: &[Target]) -> model::SteeringTargets {

@@ -162,6 +162,10 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     if let Some(state) = &tunnel.identity {
         encode_certificate(out, state)?;
     }
+    if let Some(state) = &tunnel.deny_list {
+        let help = "1 if the file of the deny list is invalid";
+        out.gauge("culvert_deny_list_error", help, state.problem.is_some())?;
+    }
     let responses = views.health_responses.borrow().clone();
     kube_proxy::encode(out, &stats, &responses)
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     bpf::{AttachmentView, KernelLog},
-    identity::CertificateState,
+    identity::{CertificateState, DenyListState},
     net::NetworkView,
     reconcile::ReconcileStats,
     sockets::TerminatorView,
@@ -113,6 +113,9 @@ pub struct NodeStatus {
     pub nodes: Vec<NodeView>,
     /// The state of the gateway's certificate; `None` if this node runs no gateway.
     pub identity: Option<CertificateState>,
+    /// The state of the gateway's deny list; `None` if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deny_list: Option<DenyListState>,
     /// The number of objects that the sources have read, and the problems found in them.
     pub source: serde_json::Value,
     /// The kernel programs' counters, by reason, since the maps were created.
@@ -148,6 +151,7 @@ impl NodeStatus {
             sockets: views.sockets.borrow().clone(),
             nodes: tunnel.nodes,
             identity: tunnel.identity,
+            deny_list: tunnel.deny_list,
             source: source.unwrap_or_default(),
             reasons: reasons.collect(),
             open_connections: (views.open_connections)(),

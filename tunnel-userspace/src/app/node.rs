@@ -91,7 +91,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
     });
     let waiting = views.unbound_ports.clone();
     serve_http(&config, &views, &mut tasks)?;
-    tunnel.start_gateway(&config, &waiting);
+    tunnel.start_gateway(&config, sources.nodes(), &waiting);
     start_health_checks(&config, &kernel, (&sources, &tunnel), &views, &mut tasks);
     let mut store = sources.run(&mut tasks);
     let first = tokio::select! {

@@ -13,12 +13,12 @@ use tokio::sync::watch;
 use crate::{
     admin::{Getter, TunnelView},
     config::Config,
-    identity::{CertificateReceiver, CertificateStore, Role},
+    identity::{CertificateReceiver, CertificateStore, DenyListReceiver, DenyListStore, Role},
     listen::{self, UnboundPorts},
-    model::{ObjectWarning, SteeringTargets},
+    model::{NodeList, ObjectWarning, SteeringTargets},
     tasks::Tasks,
     tunnel::{
-        CommonSettings, Sessions,
+        AccessInputs, CommonSettings, Sessions,
         gateway::Gateway,
         ingress::{self, Ingress},
     },
@@ -30,6 +30,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// A node's gateway and ingress, and the state that they share.
 pub(super) struct NodeTunnel {
     identity: Option<CertificateReceiver>,
+    deny_list: Option<DenyListReceiver>,
     sessions: Arc<Sessions>,
     /// The gateway and the ingress, which drain before the daemon's other tasks stop.
     tasks: Tasks,
@@ -37,8 +38,8 @@ pub(super) struct NodeTunnel {
 }
 
 impl NodeTunnel {
-    /// Reads the certificate, and starts a task that rereads it when its files change. If the certificate is
-    /// invalid, the node still starts, and the gateway waits for a valid one.
+    /// Reads the certificate and the deny list, and starts tasks that reread them when their files change. If
+    /// one of them is invalid, the node still starts, and the gateway waits for a valid one.
     pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
         let certificate = config.tunnel.identity.as_ref();
         let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
@@ -50,8 +51,16 @@ impl NodeTunnel {
         let drain_timeout = identity
             .as_ref()
             .map(|_| config.tunnel.session.drain_timeout);
+        let gateway = config.tunnel.gateway.as_ref();
+        let deny_file = gateway.and_then(|gateway| gateway.deny_file.clone());
+        let deny_list = deny_file.map(|path| {
+            let (store, deny_list) = DenyListStore::open(path);
+            tasks.start("deny list", store.run(tasks.draining()));
+            deny_list
+        });
         Self {
             identity,
+            deny_list,
             sessions: Sessions::new(),
             tasks: Tasks::default(),
             drain_timeout: drain_timeout.unwrap_or_default(),
@@ -69,10 +78,12 @@ impl NodeTunnel {
         steered: watch::Receiver<Arc<SteeringTargets>>,
     ) -> Getter<TunnelView> {
         let (sessions, identity) = (Arc::clone(&self.sessions), self.identity.clone());
+        let deny_list = self.deny_list.clone();
         Box::new(move || TunnelView {
             nodes: sessions.nodes_with(&steered.borrow()),
             counts: sessions.counts(),
             identity: identity.as_ref().map(CertificateReceiver::state),
+            deny_list: deny_list.as_ref().map(DenyListReceiver::state),
         })
     }
 
@@ -100,17 +111,29 @@ impl NodeTunnel {
         self.tasks.finish(limit).await;
     }
 
-    /// Starts the gateway, if the config has one. Agents can connect before the data path is ready.
-    pub(super) fn start_gateway(&mut self, config: &Config, unbound_ports: &UnboundPorts) {
+    /// Starts the gateway, if the config has one. Agents can connect before the data path is ready. `nodes` are
+    /// the names of the Nodes in the sources.
+    pub(super) fn start_gateway(
+        &mut self,
+        config: &Config,
+        nodes: watch::Receiver<NodeList>,
+        unbound_ports: &UnboundPorts,
+    ) {
         let (Some(settings), Some(identity)) = (&config.tunnel.gateway, &self.identity) else {
             return;
         };
         let name = format!("gateway {}", settings.listen);
         let (settings, common) = (settings.clone(), common_settings(config));
         let (identity, sessions) = (identity.clone(), Arc::clone(&self.sessions));
+        let access = AccessInputs {
+            deny_list: self.deny_list.clone().unwrap_or_default(),
+            // Without steering, the API server's source reads only this node's own Node.
+            nodes: config.tunnel.steering.is_some().then_some(nodes),
+        };
         let bind = move || {
             let (identity, sessions) = (identity.clone(), Arc::clone(&sessions));
-            Gateway::bind(settings.clone(), common.clone(), identity, sessions)
+            let (settings, common) = (settings.clone(), common.clone());
+            Gateway::bind(settings, common, identity, sessions, access.clone())
         };
         let draining = self.tasks.draining();
         let serving =

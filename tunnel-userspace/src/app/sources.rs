@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::{RoleError, failed, node::steering_rules};
 use crate::{
     admin::Getter,
     config::Config,
     events,
-    model::{ClusterUpdate, ExternalIps, TopologyKeys},
+    model::{ClusterUpdate, ExternalIps, NodeList, TopologyKeys},
     reconcile::Updates,
     source::{
         SourceReport, Store, file,
@@ -48,6 +50,11 @@ impl Sources {
             let reports = file.iter().chain(&kube);
             SourceReport::merge(reports.map(|report| Arc::clone(&report.borrow())))
         })
+    }
+
+    /// Returns a receiver for the names of the Nodes in the sources.
+    pub(super) fn nodes(&self) -> watch::Receiver<NodeList> {
+        self.store.nodes()
     }
 
     /// Starts the task that creates Events, if the API server is a source and Events are enabled.

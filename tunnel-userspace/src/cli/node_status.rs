@@ -172,6 +172,16 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
         rows.add_each(Row::Error, &identity.problem);
         rows.add_each(Row::Warning, &identity.warnings);
     }
+    if let Some(deny_list) = &status.deny_list {
+        let (nodes, certificates) = (deny_list.nodes, deny_list.certificates);
+        rows.add(
+            Row::DenyList,
+            format!("{nodes} nodes, {certificates} certificates"),
+        );
+        let problem = deny_list.problem.as_ref();
+        let problem = problem.map(|problem| format!("tunnel.gateway.denyFile: {problem}"));
+        rows.add_each(Row::Error, problem);
+    }
     let errors = disconnected
         .take(MAX_PROBLEMS)
         .filter_map(|node| node.last_error.as_ref());

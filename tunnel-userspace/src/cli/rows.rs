@@ -35,6 +35,7 @@ rows! {
     Cgroup = "cgroup",
     ClientIdentity = "client identity",
     Connections = "connections",
+    DenyList = "deny list",
     Error = "error",
     Frontends = "frontends",
     GuardedUplinks = "guarded uplinks",

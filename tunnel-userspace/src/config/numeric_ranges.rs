@@ -93,6 +93,10 @@ fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
         )?;
         let timeout = DisplayDuration(gateway.handshake_timeout);
         at_least("tunnel.gateway.handshakeTimeout", timeout, MILLISECOND)?;
+        let timeout = DisplayDuration(gateway.missing_node_timeout);
+        let hour = DisplayDuration(Duration::from_secs(3600));
+        let bounds = DisplayDuration(Duration::ZERO)..=hour;
+        within("tunnel.gateway.missingNodeTimeout", timeout, bounds)?;
     }
     if let Some(agent) = &config.agent {
         within(

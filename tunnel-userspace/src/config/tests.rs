@@ -169,7 +169,8 @@ fn relative_paths_are_relative_to_the_file() {
     let file = directory.path().join("culvert.yaml");
     let text = "source: { file: { path: ./manifests } }\n\
                 stateDir: state\n\
-                bpf: { cgroup: /sys/fs/cgroup/x, bpffs: ../pins }\n";
+                bpf: { cgroup: /sys/fs/cgroup/x, bpffs: ../pins }\n\
+                tunnel: { gateway: { denyFile: deny }, identity: { files: { ca: a, cert: b, key: c } } }\n";
     fs::write(&file, text).expect("written");
 
     let config = Config::read(&file).expect("good");
@@ -184,6 +185,8 @@ fn relative_paths_are_relative_to_the_file() {
     );
     assert_eq!(config.bpf.bpffs, directory.path().join("../pins"));
     assert_eq!(config.bpf.cgroup.0, Some("/sys/fs/cgroup/x".into()));
+    let gateway = config.tunnel.gateway.expect("a gateway");
+    assert_eq!(gateway.deny_file, Some(directory.path().join("deny")));
 }
 
 #[test]
@@ -212,7 +215,8 @@ fn an_invalid_tunnel_section_is_refused_with_its_field() {
         agent: { gateways: ['gw:1'], allowedTargets: ['self'] } => tunnel.agent.allowedTargets[0]
         agent: { gateways: ['gw:1'], connectionsPerGateway: 5 } => tunnel.agent.connectionsPerGateway
         session: { streamWindowBytes: 1 } => tunnel.session.streamWindowBytes
-        session: { maxStreams: 4096 } => tunnel.session.streamWindowBytes";
+        session: { maxStreams: 4096 } => tunnel.session.streamWindowBytes
+        gateway: { missingNodeTimeout: 61m } => tunnel.gateway.missingNodeTimeout";
     for (section, field) in rows(table) {
         assert_eq!(with(section).0, field, "{section}");
     }

@@ -119,7 +119,9 @@ impl TunnelConfig {
     /// Returns the file paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let files = self.identity.iter_mut().map(|identity| &mut identity.files);
-        files.flat_map(|IdentityFiles { ca, cert, key }| [ca, cert, key])
+        let files = files.flat_map(|IdentityFiles { ca, cert, key }| [ca, cert, key]);
+        let gateway = self.gateway.iter_mut();
+        files.chain(gateway.flat_map(|gateway| &mut gateway.deny_file))
     }
 }
 

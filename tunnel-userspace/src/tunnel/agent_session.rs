@@ -83,11 +83,26 @@ pub(super) async fn establish(
     tls: TlsConnection,
 ) -> Result<EstablishedSession, String> {
     let begun = timeout(HELLO_TIMEOUT, Box::pin(exchange_hello(shared, tls))).await;
-    begun.unwrap_or_else(|_elapsed| {
+    let begun = begun.unwrap_or_else(|_elapsed| {
         Err(format!(
             "the gateway sent no hello within {HELLO_TIMEOUT:?}"
         ))
-    })
+    });
+    begun.map_err(explain_alert)
+}
+
+/// Explains the TLS alerts with which a gateway refuses an agent on its deny list. `h2` keeps only the text of the
+/// TLS library's error.
+fn explain_alert(error: String) -> String {
+    for (alert, entry) in [
+        ("AccessDenied", "node"),
+        ("CertificateRevoked", "certificate"),
+    ] {
+        if error.ends_with(&format!("received fatal alert: {alert}")) {
+            return format!("the gateway's deny list has this {entry} (TLS alert {alert})");
+        }
+    }
+    error
 }
 
 async fn exchange_hello(
@@ -251,10 +266,14 @@ impl AgentContext {
             Ok(_) => Err(Reason::ProtocolError),
             Err(reason) => Err(reason),
         };
-        let stop = drain::begun(&mut stopped);
+        let stop = async {
+            drain::begun(&mut stopped).await;
+            Reason::Draining
+        };
         let reason = match dialled {
             Ok(mut tcp) => {
-                Box::pin(accept_stream(&mut tcp, request, respond, &traffic, stop)).await
+                let accepted = Self::accept_stream(&mut tcp, request, respond, &traffic, stop);
+                Box::pin(accepted).await
             }
             Err(reason) => {
                 refuse(respond, reason);
@@ -290,26 +309,26 @@ impl AgentContext {
         set_stream_options(&tcp).map_err(|_error| Reason::TargetReset)?;
         Ok(tcp)
     }
-}
 
-/// Accepts the CONNECT request, then copies data until the stream ends.
-async fn accept_stream(
-    tcp: &mut TcpStream,
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
-    traffic: &Traffic,
-    stop: impl Future<Output = ()>,
-) -> Reason {
-    let send = match respond.send_response(Response::new(()), false) {
-        Ok(send) => send,
-        Err(error) => return reason_of_error(&error, StreamSide::Client),
-    };
-    let stream = TunnelStream {
-        send,
-        recv: request.into_body(),
-        side: StreamSide::Target,
-    };
-    copy::run(tcp, stream, traffic, stop).await
+    /// Accepts the CONNECT request, then copies data until the stream ends.
+    async fn accept_stream(
+        tcp: &mut TcpStream,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<Bytes>,
+        traffic: &Traffic,
+        stop: impl Future<Output = Reason>,
+    ) -> Reason {
+        let send = match respond.send_response(Response::new(()), false) {
+            Ok(send) => send,
+            Err(error) => return reason_of_error(&error, StreamSide::Client),
+        };
+        let stream = TunnelStream {
+            send,
+            recv: request.into_body(),
+            side: StreamSide::Target,
+        };
+        copy::run(tcp, stream, traffic, stop).await
+    }
 }
 
 fn refuse(mut respond: SendResponse<Bytes>, reason: Reason) {

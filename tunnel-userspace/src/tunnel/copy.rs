@@ -21,7 +21,7 @@ use super::{
 /// The error that stopped copying before both directions had ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum CopyError {
-    /// The TCP connection was reset, or this process is draining. The stream must be reset.
+    /// The TCP connection was reset, or this end must reset the stream.
     Socket(Reason),
     /// The stream was reset or failed.
     Stream(Reason),
@@ -47,8 +47,8 @@ pub(super) struct TunnelStream {
     pub(super) side: StreamSide,
 }
 
-/// Copies until both directions have ended, one has failed, or `stop` completes at the end of a drain.
-/// Returns the reason why copying stopped.
+/// Copies until both directions have ended, one has failed, or `stop` returns the reason for which this end must
+/// reset the stream. Returns the reason why copying stopped.
 ///
 /// The caller must already have called [`super::socket::set_stream_options`] on the TCP connection, so that
 /// the connection is reset on any error.
@@ -56,7 +56,7 @@ pub(super) async fn run(
     tcp: &mut TcpStream,
     stream: TunnelStream,
     traffic: &Traffic,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = Reason>,
 ) -> Reason {
     let TunnelStream { send, recv, side } = stream;
     let mut to_stream = ToStream::new(send, side);
@@ -69,8 +69,8 @@ pub(super) async fn run(
     pin!(failed);
     pin!(stop);
     let ended = poll_fn(|cx| {
-        if stop.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(CopyError::Socket(Reason::Draining)));
+        if let Poll::Ready(reason) = stop.as_mut().poll(cx) {
+            return Poll::Ready(Err(CopyError::Socket(reason)));
         }
         let is_sent = to_stream.poll(&mut reader, traffic, cx)?.is_ready();
         let is_received = to_socket.poll(socket, traffic, cx)?.is_ready();

@@ -81,8 +81,9 @@ pub(super) fn reason_of_error(error: &h2::Error, from: StreamSide) -> Reason {
 
 /// Returns true if a stream can end with this reason.
 const fn may_end_a_stream(reason: Reason) -> bool {
-    reason.index() >= Reason::StreamCompleted.index()
-        && reason.index() <= Reason::ProtocolError.index()
+    let index = reason.index();
+    index >= Reason::StreamCompleted.index() && index <= Reason::ProtocolError.index()
+        || index == Reason::SessionRevoked.index()
 }
 
 /// Builds the response that refuses a stream for the given reason.
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn every_reason_of_a_stream_comes_back_from_its_code() {
-        assert_eq!(stream_reasons().count(), 15);
+        assert_eq!(stream_reasons().count(), 16);
         for reason in stream_reasons() {
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Client), reason);
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Target), reason);

@@ -1,8 +1,12 @@
 //! The gateway, which accepts connections from agents.
 
+mod refusals;
+mod supervision;
+
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
     pin::pin,
     sync::Arc,
     time::Duration,
@@ -21,14 +25,18 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{interval, sleep, timeout},
+    time::{sleep, timeout},
 };
-use tokio_rustls::{TlsAcceptor, TlsStream};
 use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
+use self::{
+    refusals::{accept_tls, check_session},
+    supervision::{revoke, supervise},
+};
 use super::{
-    ACCEPT_PAUSE, CommonSettings, SessionView, Sessions, TrafficView,
+    ACCEPT_PAUSE, AccessInputs, CommonSettings, SessionView, Sessions, TrafficView,
+    access::AccessRules,
     dial::set_mark,
     gateway_session::{RateMeter, Session},
     handshakes::{Admission, Handshakes},
@@ -41,14 +49,12 @@ use super::{
 use crate::{
     drain, duration,
     error_chain::chain,
-    identity::{self, Role},
+    identity::{self, Peer},
     listen,
 };
 
 /// The time limit for sending resets to the peer before the connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_millis(500);
-/// The interval between checks whether two machines use a node's certificate.
-const SHARING_INTERVAL: Duration = Duration::from_secs(15);
 /// The time for which the connection stays open once its streams are reset, so that the resets are sent.
 const RESET_DELAY: Duration = Duration::from_millis(20);
 /// The time limit for sending the last bytes of streams that have ended.
@@ -71,6 +77,14 @@ pub struct GatewaySettings {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub handshake_timeout: Duration,
+    /// The file that lists the nodes and certificates whose agents are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deny_file: Option<PathBuf>,
+    /// The time after which a node whose Node object is missing has no sessions. Zero means that the object need not
+    /// exist.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub missing_node_timeout: Duration,
 }
 
 impl Default for GatewaySettings {
@@ -80,6 +94,8 @@ impl Default for GatewaySettings {
             max_sessions: 10_000,
             max_pending_handshakes: 4096,
             handshake_timeout: Duration::from_secs(10),
+            deny_file: None,
+            missing_node_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -98,6 +114,7 @@ struct Shared {
     identity: identity::CertificateReceiver,
     sessions: Arc<Sessions>,
     handshakes: Handshakes,
+    access: AccessRules,
 }
 
 /// Opens a listener, with the given firewall mark if there is one. `prepare` sets further socket options. A
@@ -127,15 +144,18 @@ impl Gateway {
         common: CommonSettings,
         identity: identity::CertificateReceiver,
         sessions: Arc<Sessions>,
+        access: AccessInputs,
     ) -> io::Result<Self> {
         let listener = listener(settings.listen, common.mark, |_| Ok(()))?;
         let handshakes = Handshakes::new(settings.max_pending_handshakes);
+        let access = AccessRules::new(access, settings.missing_node_timeout);
         let shared = Arc::new(Shared {
             settings,
             common,
             identity,
             sessions,
             handshakes,
+            access,
         });
         Ok(Self { listener, shared })
     }
@@ -285,8 +305,9 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for HandshakeErr
 /// A session that has completed its handshake.
 struct EstablishedSession {
     session: Session,
-    /// Resets the session's streams when set to true.
-    stop: watch::Sender<bool>,
+    agent: Peer,
+    /// Resets the session's streams when set to a reason.
+    stop: watch::Sender<Option<Reason>>,
     hello: SendStream<Bytes>,
     connection: ClientConnection,
     meter: Arc<Meter>,
@@ -307,10 +328,13 @@ async fn handshake(
         tcp.write_all(&INTERNAL_ERROR_ALERT).await?;
         return Err("this gateway has no certificate yet".into());
     };
+    if let Some(error) = shared.access.not_ready() {
+        tcp.write_all(&INTERNAL_ERROR_ALERT).await?;
+        return Err(error.into());
+    }
     let socket = SessionSocket::new(tcp);
     let meter = socket.meter();
-    let acceptor = TlsAcceptor::from(Arc::clone(&own.server));
-    let tls = acceptor.accept(socket).await?;
+    let mut tls = accept_tls(shared, &own, socket).await?;
     let certificates = tls.get_ref().1.peer_certificates().unwrap_or_default();
     let certificates: Vec<_> = certificates.to_vec();
     let leaf = certificates
@@ -318,37 +342,32 @@ async fn handshake(
         .ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
     let agent = identity::identify_agent(leaf)
         .map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
-    let mut tls = TlsStream::Server(tls);
     http2::finish_handshake(&mut tls)?;
     if !shared.handshakes.verify(id, &agent.node) {
         let error = format!("{} has too many handshakes in progress", agent.node);
         return Err(HandshakeError(Reason::HandshakeLimit, error.into()));
     }
-    let (sessions, max_sessions) = (&shared.sessions, shared.settings.max_sessions);
-    let room = sessions.check_room(&agent.node, peer.ip().to_canonical(), max_sessions);
-    let refused = room.err().map(|limit| {
-        sessions.warn_of_session_limit(&agent.node, limit);
-        limit.to_string()
-    });
+    let refused = check_session(shared, &agent, peer.ip().to_canonical()).err();
+    let refusal = refused.as_ref().map(|(_, cause)| cause.clone());
 
     let limits = &shared.common.limits;
     let (mut sender, mut connection) = Box::pin(http2::connect(limits, tls)).await?;
     let answered = tokio::select! {
-        hello = hello::send(&mut sender, refused.clone()) => hello.map_err(HandshakeError::from),
+        hello = hello::send(&mut sender, refusal) => hello.map_err(HandshakeError::from),
         ended = &mut connection => Err(ended.map_or_else(HandshakeError::from, |()| {
             "the agent closed the connection during the handshake".into()
         })),
     };
     // An agent that is refused closes the connection, possibly before its answer is read.
-    if let Some(limit) = refused {
-        let error = format!("{}: {limit}", agent.node);
-        return Err(HandshakeError(Reason::SessionLimit, error.into()));
+    if let Some((reason, cause)) = refused {
+        let error = format!("{}: {cause}", agent.node);
+        return Err(HandshakeError(reason, error.into()));
     }
     let (answer, hello) = answered?;
-    let (stop, stopped) = watch::channel(false);
+    let (stop, stopped) = watch::channel(None);
     let session = Session {
         id,
-        node: agent.node,
+        node: Arc::clone(&agent.node),
         initial_view: SessionView {
             name: answer.session,
             peer,
@@ -363,10 +382,12 @@ async fn handshake(
         thread,
         traffic: Arc::default(),
         rate: Mutex::new(RateMeter::new()),
+        end: watch::Sender::new(false),
         stop: stopped,
     };
     Ok(EstablishedSession {
         session,
+        agent,
         stop,
         hello,
         connection,
@@ -383,6 +404,7 @@ async fn run_session(
 ) {
     let EstablishedSession {
         session,
+        agent,
         stop,
         mut hello,
         mut connection,
@@ -392,6 +414,7 @@ async fn run_session(
     let (sessions, limits) = (&shared.sessions, &shared.common.limits);
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
     let (id, view) = (session.id, session.initial_view.clone());
+    let ended_by_operator = session.end.subscribe();
     // This handle keeps the connection's thread running until the last bytes of its streams have been sent.
     let _thread = session.thread.clone();
     if let Err(error) = sessions.insert(session, shared.settings.max_sessions) {
@@ -404,6 +427,11 @@ async fn run_session(
     let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
+        cause = shared.access.revoked(&agent, ended_by_operator) => {
+            sessions.log_event("disconnected", &node, &view, &cause);
+            sessions.remove(&node, id, Some(cause.clone()));
+            return revoke(shared, connection, (&node, &traffic), &stop, &cause).await;
+        }
         error = supervise(shared, &node, &certificates) => Some(Err(error)),
         ended = &mut connection => Some(ended.map_err(|error| {
             if http2::is_protocol_error(&error) {
@@ -438,7 +466,7 @@ async fn run_session(
             return;
         }
         warn!(%node, streams = traffic.streams(), "the drain timed out; open streams are reset");
-        stop.send_replace(true);
+        stop.send_replace(Some(Reason::Draining));
         if timeout(RESET_TIMEOUT, traffic.without_streams())
             .await
             .is_err()
@@ -452,30 +480,4 @@ async fn run_session(
         () = quiet => {}
         () = closed => {}
     }
-}
-
-/// Reports if two machines use the node's certificate. Returns an error once the agent's certificate is no longer
-/// valid.
-async fn supervise(
-    shared: &Shared,
-    node: &Arc<str>,
-    certificates: &[CertificateDer<'static>],
-) -> String {
-    let report_sharing = async {
-        let mut interval = interval(SHARING_INTERVAL);
-        loop {
-            interval.tick().await;
-            shared.sessions.report_shared_certificate(node);
-        }
-    };
-    let mut identity = shared.identity.clone();
-    let error = tokio::select! {
-        error = identity.peer_rejected(certificates, Role::Agent) => chain(&error),
-        () = report_sharing => String::new(),
-    };
-    let error = format!("the agent's certificate is no longer valid: {error}");
-    shared
-        .sessions
-        .report_problem(node, Reason::IdentityRejected, &error);
-    error
 }

@@ -58,8 +58,10 @@ pub(super) struct Session {
     pub(super) thread: ThreadHandle,
     pub(super) traffic: Arc<Traffic>,
     pub(super) rate: Mutex<RateMeter>,
-    /// Becomes true once the session's streams must be reset.
-    pub(super) stop: watch::Receiver<bool>,
+    /// Becomes true once an operator has ended the session.
+    pub(super) end: watch::Sender<bool>,
+    /// The reason for which the session's streams must be reset, once they must.
+    pub(super) stop: watch::Receiver<Option<Reason>>,
 }
 
 impl Session {
@@ -103,12 +105,15 @@ impl Session {
         !matches!(ready, Poll::Ready(Err(_)))
     }
 
-    /// Waits until the session's streams must be reset.
-    pub(super) async fn stopped(&self) {
-        if self.stop.clone().wait_for(|stop| *stop).await.is_err() {
+    /// Waits until the session's streams must be reset, and returns the reason.
+    pub(super) async fn stopped(&self) -> Reason {
+        let mut stop = self.stop.clone();
+        let reason = stop.wait_for(Option::is_some).await;
+        match reason.ok().and_then(|reason| *reason) {
+            Some(reason) => reason,
             // The sender was dropped, so the session has ended. Bytes that were received earlier must still
             // be copied. A stream that is incomplete will return an error.
-            pending().await
+            None => pending().await,
         }
     }
 
@@ -134,7 +139,7 @@ impl Session {
             answered = timeout(ANSWER_TIMEOUT, http2::response(answer)) => answered.map_err(|_elapsed| Reason::DialTimedOut),
             _ = client.ready(Interest::ERROR) => Err(Reason::ClientReset),
             () = never_opened(&mut sender) => Err(Reason::StreamLimit),
-            () = self.stopped() => Err(Reason::Draining),
+            reason = self.stopped() => Err(reason),
         };
         let answer = match answered {
             Ok(Ok(answer)) => answer,

@@ -42,12 +42,13 @@ const MAX_CLIENTS: usize = 16 << 10;
 /// the kernel's `include/net/flow.h`).
 const LOOPBACK: u32 = 1;
 
-/// The reasons for streams that were ended by the client or the target. They are counted, but not recorded as
-/// the node's last error.
-const NOT_AN_ERROR: [Reason; 3] = [
+/// The reasons for streams that were ended by the client or the target, or whose session's end has already been
+/// recorded. They are counted, but not recorded as the node's last error.
+const NOT_AN_ERROR: [Reason; 4] = [
     Reason::StreamCompleted,
     Reason::ClientReset,
     Reason::TargetReset,
+    Reason::SessionRevoked,
 ];
 
 /// The time to wait for a new link, such as a new pod's, to appear in the set of inside links.
@@ -328,8 +329,8 @@ async fn run_stream(
     };
     let stopped = async {
         tokio::select! {
-            () = session.stopped() => {}
-            () = stop => {}
+            reason = session.stopped() => reason,
+            () = stop => Reason::Draining,
         }
     };
     let reason = copy::run(&mut tcp, stream, &session.traffic, stopped).await;

@@ -3,6 +3,7 @@
 
 mod draining;
 mod node_warnings;
+mod revocation;
 mod shared_certificate;
 
 use std::{
@@ -112,6 +113,8 @@ struct Node {
     sessions: Vec<Arc<Session>>,
     last_seen: Option<Timestamp>,
     last_error: Option<(NodeError, Timestamp)>,
+    /// The cause for which the gateway has refused or ended the node's last session.
+    revoked: Option<String>,
 }
 
 /// The last error, either from connecting to the node or from one of its sessions.
@@ -204,7 +207,7 @@ impl Sessions {
         }
         let node = nodes.entry(Arc::clone(&session.node)).or_default();
         node.check_room(session.initial_view.peer.ip().to_canonical())?;
-        node.last_error = None;
+        (node.last_error, node.revoked) = (None, None);
         node.sessions.push(Arc::new(session));
         self.count.fetch_add(1, Ordering::AcqRel);
         Ok(())
@@ -411,17 +414,23 @@ impl Node {
 impl NodeError {
     /// Formats the error for views and logs.
     fn describe(&self, node: &Node, now: Timestamp) -> String {
-        match (self, node.last_alive(now)) {
-            (Self::Ended(text), _) => text.clone(),
-            (Self::Refused(target, Reason::AgentNotConnected), Some(seen)) => {
-                let ago = now.duration_since(seen).as_secs().max(0);
-                format!("{target}: agent not connected, last seen {ago} s ago")
-            }
-            (Self::Refused(target, Reason::AgentNotConnected), None) => {
-                format!("{target}: agent not connected, never seen")
-            }
-            (Self::Refused(target, reason), _) => format!("{target}: {}", reason.meaning()),
+        let (target, reason) = match self {
+            Self::Ended(text) => return text.clone(),
+            Self::Refused(target, reason) => (target, *reason),
+        };
+        if reason != Reason::AgentNotConnected {
+            return format!("{target}: {}", reason.meaning());
         }
+        let seen = node.last_alive(now).map_or_else(
+            || "never seen".to_owned(),
+            |seen| {
+                let ago = now.duration_since(seen).as_secs().max(0);
+                format!("last seen {ago} s ago")
+            },
+        );
+        let cause = node.revoked.as_ref().map(|cause| format!("; {cause}"));
+        let cause = cause.unwrap_or_default();
+        format!("{target}: agent not connected, {seen}{cause}")
     }
 }
 

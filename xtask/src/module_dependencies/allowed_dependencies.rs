@@ -278,6 +278,7 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::bpf::KernelLog",
             "crate::identity::CertificateReceiver",
             "crate::identity::CertificateState",
+            "crate::identity::DenyListState",
             "crate::model",
             "crate::net::NetworkView",
             "crate::net::SockDiag",

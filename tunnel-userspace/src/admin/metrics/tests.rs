@@ -6,6 +6,7 @@ use tunnel_common::addr::Protocol;
 use super::*;
 use crate::{
     admin::{AgentSetup, TunnelView, fixture},
+    identity::DenyListState,
     model::{Family, ObjectName},
     plan::PortName,
     reconcile::{PortCounterList, PortCounters},
@@ -19,6 +20,7 @@ fn views(stats: ReconcileStats, server: ServerStatus) -> Arc<NodeViews> {
     };
     let tunnel = || TunnelView {
         identity: Some(CertificateState::default()),
+        deny_list: Some(DenyListState::default()),
         ..TunnelView::default()
     };
     Arc::new(NodeViews {

@@ -160,7 +160,10 @@ fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
     };
     let node = TunnelConfig {
         steering: Some(steering),
-        gateway: Some(GatewaySettings::default()),
+        gateway: Some(GatewaySettings {
+            deny_file: Some("/etc/culvert/deny".into()),
+            ..GatewaySettings::default()
+        }),
         ..TunnelConfig::default()
     };
     let agent = agent::AgentSettings {

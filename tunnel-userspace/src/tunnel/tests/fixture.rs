@@ -21,8 +21,8 @@ use crate::{
     identity::{self, Role, tests::TestCa},
     model::{SteeringTarget, SteeringTargets},
     tunnel::{
-        AgentState, CommonSettings, ConnectionState, ConnectionView, NodeView, SessionLimits,
-        SessionView, Sessions,
+        AccessInputs, AgentState, CommonSettings, ConnectionState, ConnectionView, NodeView,
+        SessionLimits, SessionView, Sessions,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -40,6 +40,7 @@ pub(super) fn limits() -> SessionLimits {
         ping_interval: Duration::from_secs(1),
         ping_timeout: Duration::from_secs(2),
         drain_timeout: Duration::from_secs(5),
+        ..SessionLimits::default()
     }
 }
 
@@ -96,6 +97,14 @@ pub(super) struct RunningTasks {
 }
 
 impl RunningTasks {
+    /// Starts a task that runs until the drain.
+    pub(super) fn start<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        task: impl FnOnce(watch::Receiver<bool>) -> F,
+    ) {
+        self.tasks.spawn(task(self.draining.subscribe()));
+    }
+
     pub(super) fn drain(&self) {
         self.draining.send_replace(true);
     }
@@ -114,6 +123,7 @@ pub(super) fn gateway_settings() -> gateway::GatewaySettings {
         max_sessions: 100,
         max_pending_handshakes: 16,
         handshake_timeout: Duration::from_secs(5),
+        ..gateway::GatewaySettings::default()
     }
 }
 
@@ -129,13 +139,15 @@ pub(super) struct Cloud {
 
 impl Cloud {
     pub(super) fn new(pki: &Pki, limits: &SessionLimits) -> Self {
-        Self::with(gateway_settings(), limits, pki.gateway())
+        let none = AccessInputs::default();
+        Self::with(gateway_settings(), limits, pki.gateway(), none)
     }
 
     pub(super) fn with(
         settings: gateway::GatewaySettings,
         limits: &SessionLimits,
         identity: identity::CertificateReceiver,
+        access: AccessInputs,
     ) -> Self {
         let sessions = Sessions::new();
         let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
@@ -155,8 +167,9 @@ impl Cloud {
             Arc::clone(&sessions),
         )
         .expect("an ingress");
-        let gateway =
-            Gateway::bind(settings, common, identity, Arc::clone(&sessions)).expect("a gateway");
+        let registry = Arc::clone(&sessions);
+        let gateway = Gateway::bind(settings, common, identity, registry, access);
+        let gateway = gateway.expect("a gateway");
         let (at_gateway, at_ingress) = (gateway.local_addr(), ingress.local_addr());
         let mut tasks = RunningTasks::default();
         tasks.tasks.spawn(gateway.run(tasks.draining.subscribe()));

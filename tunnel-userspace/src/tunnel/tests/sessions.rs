@@ -17,7 +17,7 @@ use super::fixture::{
 };
 use crate::{
     model::SteeringTarget,
-    tunnel::{ConnectionState, gateway, ingress::forward},
+    tunnel::{AccessInputs, ConnectionState, gateway, ingress::forward},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,7 +240,7 @@ async fn sessions_are_bounded_and_one_too_many_is_refused() {
         max_sessions: 1,
         ..gateway_settings()
     };
-    let cloud = Cloud::with(settings, &limits(), pki.gateway());
+    let cloud = Cloud::with(settings, &limits(), pki.gateway(), AccessInputs::default());
     let mut settings = agent_settings(&[cloud.gateway], &[]);
     settings.connections_per_gateway = 2;
     let edge = Edge::new(settings, pki.agent(NODE));

@@ -1,4 +1,5 @@
-//! The HTTP endpoints for status, metrics and health. This module only reads what other modules publish.
+//! The HTTP endpoints for status, metrics and health. This module only reads what other modules publish, with one
+//! exception: the admin socket can end the sessions of a node.
 //!
 //! - `node_routes`: the HTTP paths that each listener of `culvert node` serves
 //! - `agent_routes`: the HTTP paths that `culvert agent` serves
@@ -39,9 +40,9 @@ use tunnel_common::reason::Reason;
 pub use self::{
     agent_routes::{AgentSetup, AgentStatus, AgentViews},
     health_check_node_ports::{HealthCheckServer, HealthChecksView},
-    http_client::{RequestError, request},
+    http_client::{RequestError, post, request},
     http_server::{ResponseBody, Routes, SocketError, serve_tcp, serve_unix},
-    node_routes::{NodeListener, NodeRoutes},
+    node_routes::{END_SESSIONS_PATH, EndedSessions, NodeListener, NodeRoutes},
     readiness::log_readiness,
     status::{NodeSetup, NodeStatus, StartTimes, used_entries},
 };
@@ -64,6 +65,9 @@ pub type ServiceParts = Box<dyn Iterator<Item = ServicePart> + Send>;
 
 /// A function that returns the parts of all Services, or only of those with the given name.
 pub type ListServices = Box<dyn Fn(Option<&str>) -> ServiceParts + Send + Sync>;
+
+/// A function that ends all sessions of a node, and returns how many there were.
+pub type EndSessions = Box<dyn Fn(&str) -> usize + Send + Sync>;
 
 /// The number of health responses sent so far, by path and status code.
 pub type HealthResponses = BTreeMap<(&'static str, u16), u64>;
@@ -111,6 +115,8 @@ pub struct NodeViews {
     pub port_counts: Getter<PortCounterList>,
     /// The state of the gateway and the ingress.
     pub tunnel: Getter<TunnelView>,
+    /// Ends all sessions of a node.
+    pub end_sessions: EndSessions,
     /// The number of objects that the sources have read, and the problems found in them.
     pub source_report: Getter<SourceReport>,
     /// The kernel programs' counters; empty if they can't be read.

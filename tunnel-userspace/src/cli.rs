@@ -1,5 +1,5 @@
-//! The command line: its arguments, and the subcommands that only show something. The other subcommands are
-//! in `app`.
+//! The command line: its arguments, and the subcommands that query the daemon or a config file. The other
+//! subcommands are in `app`.
 
 mod agent_status;
 mod ca;
@@ -16,16 +16,18 @@ use std::{
 
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use jiff::Timestamp;
 use serde::{Deserialize, de::DeserializeOwned};
+use tokio::runtime::{Builder, Runtime};
 
-pub use self::ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs};
+pub use self::{
+    ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs},
+    nodes::{NodesArgs, NodesCommand},
+};
 use crate::{
     admin::{self, RequestError},
     config::{Config, ConfigError, Warning, schema},
     identity::ca::CaError,
     reconcile::ServiceView,
-    tunnel::NodeView,
 };
 
 /// The default path of the config file.
@@ -81,7 +83,7 @@ impl Command {
     }
 }
 
-/// The subcommands that only show something: the daemon's state, or a config file.
+/// The subcommands that query the daemon or a config file. Only `culvert nodes end` changes something.
 #[derive(Debug, Subcommand)]
 pub enum QueryCommand {
     /// Show the status of the daemon or, if no daemon is running, of the agent. Exits with an error if it is
@@ -92,7 +94,7 @@ pub enum QueryCommand {
     /// Show the endpoints of all Services: the backend sets they are in, or why they get no new connections.
     Backends(ServiceArgs),
     /// Show the edge nodes that this node's gateway knows, and their sessions. For a single node, also show the
-    /// clients that hold the most streams.
+    /// clients that hold the most streams. The subcommand end ends the sessions of a node.
     Nodes(NodesArgs),
     /// Check a config file, or print the defaults or the JSON Schema.
     Config {
@@ -199,15 +201,6 @@ pub struct ServiceArgs {
     query: QueryArgs,
 }
 
-/// The arguments of `culvert nodes`.
-#[derive(Debug, Args)]
-pub struct NodesArgs {
-    /// The node to show. If absent, all nodes are shown.
-    name: Option<String>,
-    #[command(flatten)]
-    query: QueryArgs,
-}
-
 /// Returns an error if an argument can't be a Service name.
 fn service_name(text: &str) -> Result<String, String> {
     let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-./".contains(c);
@@ -250,6 +243,11 @@ pub enum QueryError {
     /// The gateway doesn't know the node.
     #[error("the gateway of this node knows no node {0}")]
     NoNode(String),
+    /// The node has no session with the gateway.
+    #[error(
+        "node {0} has no session with the gateway of this node; `culvert nodes` lists the sessions"
+    )]
+    NoSession(String),
     /// The response can't be converted to YAML.
     #[error("cannot convert the response to YAML")]
     Yaml(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -321,27 +319,6 @@ impl ServiceArgs {
     }
 }
 
-impl NodesArgs {
-    fn run(&self) -> Result<(), QueryError> {
-        let body = self.query.request("/nodes")?;
-        let now = Timestamp::now();
-        let Some(name) = &self.name else {
-            return print_response(self.query.output, &body, || {
-                Ok(nodes::render(&parse::<Vec<_>>(&body)?, now))
-            });
-        };
-        let mut all: Vec<NodeView> = parse(&body)?;
-        all.retain(|node| node.node == *name);
-        let [node] = all.as_slice() else {
-            return Err(QueryError::NoNode(name.clone()));
-        };
-        let body = serde_json::to_vec(node).map_err(QueryError::InvalidResponse)?;
-        print_response(self.query.output, &body, || {
-            Ok(nodes::render_details(node, now))
-        })
-    }
-}
-
 /// The field that a node's status and an agent's status have in common.
 #[derive(Deserialize)]
 struct StatusHead {
@@ -374,10 +351,11 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, QueryError> {
 }
 
 fn fetch(socket: &Path, path: &str) -> Result<Bytes, QueryError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    Ok(runtime.block_on(admin::request(socket, path))?)
+    Ok(runtime()?.block_on(admin::request(socket, path))?)
+}
+
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
 }
 
 /// Prints a JSON response in the requested format. `table` renders it as a table.

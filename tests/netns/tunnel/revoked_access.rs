@@ -1,15 +1,20 @@
-//! Tests that an operator can keep a node's agent out.
+//! Tests that an operator can end the sessions of a node, and keep its agent out.
 
-use std::fs;
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     culvert_instance::InstanceSettings,
     edge_node::{EDGE_NAME, EdgeNode},
     sandbox::COMMAND_TIMEOUT,
-    tunnel_testbed::TunnelTestbed,
+    tunnel_testbed::{KUBELET_PORTS, TunnelTestbed},
     wait,
 };
+
+use super::client;
 
 /// Waits until the edge node has this number of sessions.
 fn until_sessions(testbed: &TunnelTestbed, count: usize) -> Result<()> {
@@ -22,6 +27,42 @@ fn until_sessions(testbed: &TunnelTestbed, count: usize) -> Result<()> {
     };
     let reached = wait::until(COMMAND_TIMEOUT, || sessions().is_ok_and(|now| now == count));
     reached.with_context(|| format!("expected {count} sessions: {:?}", sessions()))
+}
+
+#[test]
+#[ignore = "independent of the kernel: the gateway ends sessions"]
+fn an_operator_ends_the_sessions_of_a_node_and_its_agent_comes_back() -> Result<()> {
+    let testbed = TunnelTestbed::new()?;
+    let node = testbed.node();
+    let to = TunnelTestbed::addr_v4(KUBELET_PORTS[0]);
+    let mut live = client(&testbed, node.host(), to)?;
+    live.upgrade()?;
+    live.exchange(b"hello")?;
+
+    let output = node.culvert(&["nodes", "end", EDGE_NAME])?;
+
+    ensure!(
+        output.stdout == format!("ended 2 sessions of node {EDGE_NAME}\n"),
+        "{output:?}"
+    );
+    ensure!(live.exchange(b"hello").is_err(), "the stream goes on");
+    testbed.wait_for_kubelet()?;
+    until_sessions(&testbed, 2)?;
+    ensure!(node.reason_count("session_revoked")? >= 2);
+
+    let output = node.culvert(&["nodes", "end", "nobody"])?;
+    ensure!(
+        output.stderr.contains("node nobody has no session"),
+        "{output:?}"
+    );
+    // Any user on the host can use the admin port.
+    let mut port = node.host().connect(("127.0.0.1", 10249))?;
+    let request = format!("POST /sessions/end?node={EDGE_NAME} HTTP/1.0\r\n\r\n");
+    port.write_all(request.as_bytes())?;
+    let mut response = String::new();
+    port.read_to_string(&mut response)?;
+    ensure!(response.starts_with("HTTP/1.0 405"), "{response}");
+    until_sessions(&testbed, 2)
 }
 
 #[test]

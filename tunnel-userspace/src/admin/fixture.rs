@@ -76,6 +76,7 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         network: watch::Sender::default().subscribe(),
         sockets: watch::Sender::default().subscribe(),
         tunnel: Box::new(TunnelView::default),
+        end_sessions: Box::new(|_| 0),
         source_report: Box::new(SourceReport::default),
         kernel_counters: Box::new(Vec::new),
         open_connections: Box::new(|| 0),

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::{Request, StatusCode, client::conn::http1, header::HOST};
+use hyper::{Method, Request, StatusCode, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::timeout};
 
@@ -42,6 +42,19 @@ pub enum RequestError {
 ///
 /// Returns an error if no daemon is running, or if it sends no valid response.
 pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
+    send(socket, Method::GET, path).await
+}
+
+/// Sends a request that changes something to the daemon, and returns the response body.
+///
+/// # Errors
+///
+/// Returns an error if no daemon is running, or if it sends no valid response.
+pub async fn post(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
+    send(socket, Method::POST, path).await
+}
+
+async fn send(socket: &Path, method: Method, path: &str) -> Result<Bytes, RequestError> {
     let at = socket.to_owned();
     let stream = UnixStream::connect(socket).await.map_err(|error| {
         let not_listening = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
@@ -51,7 +64,7 @@ pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
             RequestError::Connect(at.clone(), error)
         }
     })?;
-    let (code, body) = exchange(stream, path)
+    let (code, body) = exchange(stream, method, path)
         .await
         .map_err(|error| RequestError::NoValidResponse(at.clone(), error.to_string()))?;
     let text = || String::from_utf8_lossy(&body).trim().to_owned();
@@ -67,9 +80,15 @@ pub async fn request(socket: &Path, path: &str) -> Result<Bytes, RequestError> {
 
 type ExchangeError = Box<dyn Error + Send + Sync>;
 
-async fn exchange(stream: UnixStream, path: &str) -> Result<(StatusCode, Bytes), ExchangeError> {
+async fn exchange(
+    stream: UnixStream,
+    method: Method,
+    path: &str,
+) -> Result<(StatusCode, Bytes), ExchangeError> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let request = Request::get(path)
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
         .header(HOST, "culvert")
         .body(Empty::<Bytes>::new())?;
     let exchanged = async move {

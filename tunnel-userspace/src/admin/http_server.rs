@@ -64,6 +64,12 @@ pub trait Routes: Send + Sync + 'static {
     /// True if any method is accepted; otherwise, only GET and HEAD are.
     const ACCEPTS_ANY_METHOD: bool = false;
 
+    /// Handles a POST request, which changes something. Returns `None` for a path that accepts none.
+    fn post(&self, path: &str, query: &str) -> Option<Response<ResponseBody>> {
+        let _unused = (path, query);
+        None
+    }
+
     /// Returns the response for a path and a query string (without the question mark), or `None` for an
     /// unknown path.
     fn respond(
@@ -223,13 +229,18 @@ async fn route_request<S: Routes>(
     routes: &S,
     request: &Request<Incoming>,
 ) -> Response<ResponseBody> {
+    let path = request.uri().path();
+    let query = request.uri().query().unwrap_or_default();
+    if request.method() == Method::POST
+        && let Some(response) = routes.post(path, query)
+    {
+        return response;
+    }
     let is_get_or_head = [Method::GET, Method::HEAD].contains(request.method());
     if !is_get_or_head && !S::ACCEPTS_ANY_METHOD {
         let body = "only GET and HEAD are supported\n".to_owned();
         return text(StatusCode::METHOD_NOT_ALLOWED, body);
     }
-    let path = request.uri().path();
-    let query = request.uri().query().unwrap_or_default();
     let response = routes.respond(path, query).await;
     response.unwrap_or_else(|| text(StatusCode::NOT_FOUND, format!("{path} not found\n")))
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use hyper::{Response, StatusCode};
+use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
+use tracing::info;
 
 use super::{
     NodeViews, healthz,
@@ -37,6 +39,9 @@ impl NodeListener {
     }
 }
 
+/// The path on the admin socket that ends the sessions of the node in the query `node=`.
+pub const END_SESSIONS_PATH: &str = "/sessions/end";
+
 /// The response to `/proxyMode`. kube-proxy responds with `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
 
@@ -50,7 +55,27 @@ pub struct NodeRoutes {
     lists: ListLimit,
 }
 
+/// The response to a request that ends the sessions of a node.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct EndedSessions {
+    /// The number of sessions that were ended.
+    pub ended: usize,
+}
+
 impl Routes for NodeRoutes {
+    fn post(&self, path: &str, query: &str) -> Option<Response<ResponseBody>> {
+        let node = query.strip_prefix("node=")?;
+        match (self.listener, path) {
+            // Only root can use the socket; any user on the host can use the ports.
+            (NodeListener::Socket, END_SESSIONS_PATH) => {
+                let ended = (self.views.end_sessions)(node);
+                info!(%node, sessions = ended, "an operator has ended the sessions of a node");
+                Some(json(StatusCode::OK, &EndedSessions { ended }))
+            }
+            (NodeListener::Socket | NodeListener::Admin | NodeListener::Healthz, _) => None,
+        }
+    }
+
     async fn respond(&self, path: &str, query: &str) -> Option<Response<ResponseBody>> {
         Some(match (self.listener, path) {
             // kube-proxy's metrics port, too, always responds to `/healthz` with `ok`.

@@ -67,11 +67,10 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 /// maps stay in place.
 pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), RoleError> {
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
-    let loaded = tokio::select! {
+    let (mut kernel, sources) = tokio::select! {
         loaded = load(&config, wait) => loaded?,
         () = stop.wait() => return Ok(()),
     };
-    let (mut kernel, sources) = loaded;
     let mut tasks = Tasks::default();
     let (start_step, starting) = watch::channel(Some("waiting for the sources".to_owned()));
     let (network_view, network) = watch::channel(net::NetworkView::default());
@@ -87,6 +86,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
         attachment: attachment_view.subscribe(),
         stopping,
         tunnel: tunnel.view(targets.clone()),
+        end_sessions: tunnel.end_sessions(),
         ..kernel.views(&config, sources.report(), starting)
     });
     let waiting = views.unbound_ports.clone();

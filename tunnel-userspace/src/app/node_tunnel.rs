@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    admin::{Getter, TunnelView},
+    admin::{EndSessions, Getter, TunnelView},
     config::Config,
     identity::{CertificateReceiver, CertificateStore, DenyListReceiver, DenyListStore, Role},
     listen::{self, UnboundPorts},
@@ -85,6 +85,12 @@ impl NodeTunnel {
             identity: identity.as_ref().map(CertificateReceiver::state),
             deny_list: deny_list.as_ref().map(DenyListReceiver::state),
         })
+    }
+
+    /// Returns a function that ends all sessions of a node, and returns how many there were.
+    pub(super) fn end_sessions(&self) -> EndSessions {
+        let sessions = Arc::clone(&self.sessions);
+        Box::new(move |node| sessions.end(node))
     }
 
     /// Waits until the gateway or the ingress ends, and returns its name or its panic message.

@@ -1,9 +1,85 @@
-//! Renders the output of `culvert nodes`: the edge nodes and their sessions, as a table.
+//! `culvert nodes`: shows the edge nodes and their sessions as a table, and ends the sessions of a node.
 
+use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
-use super::table;
-use crate::tunnel::{NodeView, SessionView};
+use super::{ConfigArgs, QueryArgs, QueryError, parse, print, print_response, runtime, table};
+use crate::{
+    admin::{self, END_SESSIONS_PATH, EndedSessions},
+    config::Config,
+    tunnel::{NodeView, SessionView},
+};
+
+/// The arguments of `culvert nodes`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct NodesArgs {
+    /// The node to show. If absent, all nodes are shown.
+    name: Option<String>,
+    #[command(flatten)]
+    query: QueryArgs,
+    #[command(subcommand)]
+    command: Option<NodesCommand>,
+}
+
+/// The subcommands of `culvert nodes`.
+#[derive(Debug, Subcommand)]
+pub enum NodesCommand {
+    /// End all sessions of a node with this node's gateway, and reset their streams. The node's agent connects
+    /// again, unless the deny list (tunnel.gateway.denyFile) has the node or its certificate.
+    End {
+        /// The node.
+        #[arg(value_parser = node_name)]
+        node: String,
+        /// The config file.
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+}
+
+/// Returns an error if an argument can't be the name of a Node.
+fn node_name(text: &str) -> Result<String, String> {
+    let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    if text.is_empty() || !text.chars().all(is_known) {
+        return Err("must be a name of lower-case letters, digits, '-' and '.'".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+impl NodesArgs {
+    pub(super) fn run(self) -> Result<(), QueryError> {
+        if let Some(NodesCommand::End { node, config }) = self.command {
+            return end_sessions(node, &config);
+        }
+        let body = self.query.request("/nodes")?;
+        let now = Timestamp::now();
+        let Some(name) = &self.name else {
+            return print_response(self.query.output, &body, || {
+                Ok(render(&parse::<Vec<_>>(&body)?, now))
+            });
+        };
+        let mut all: Vec<NodeView> = parse(&body)?;
+        all.retain(|node| node.node == *name);
+        let [node] = all.as_slice() else {
+            return Err(QueryError::NoNode(name.clone()));
+        };
+        let body = serde_json::to_vec(node).map_err(QueryError::InvalidResponse)?;
+        print_response(self.query.output, &body, || Ok(render_details(node, now)))
+    }
+}
+
+/// Ends the sessions of a node, and prints how many there were.
+fn end_sessions(node: String, config: &ConfigArgs) -> Result<(), QueryError> {
+    let socket = Config::read(&config.config)?.admin_socket();
+    let path = format!("{END_SESSIONS_PATH}?node={node}");
+    let body = runtime()?.block_on(admin::post(&socket, &path))?;
+    let EndedSessions { ended } = parse(&body)?;
+    if ended == 0 {
+        return Err(QueryError::NoSession(node));
+    }
+    let noun = if ended == 1 { "session" } else { "sessions" };
+    Ok(print(&format!("ended {ended} {noun} of node {node}"))?)
+}
 
 pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
     let mut rows = Vec::new();
@@ -117,11 +193,50 @@ fn format_bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
-    use crate::tunnel::{ClientView, TrafficView};
+    use crate::{
+        cli::{Cli, Command, QueryCommand},
+        tunnel::{ClientView, TrafficView},
+    };
 
     fn second(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn sessions_are_ended_only_of_a_node_that_is_named() {
+        let parse = |words: &[&str]| Cli::try_parse_from([&["culvert", "nodes"], words].concat());
+        let ends = |words: &[&str]| {
+            let command = parse(words).expect("valid").command;
+            let Command::Query(QueryCommand::Nodes(args)) = command else {
+                panic!("another command");
+            };
+            let ends = args.command.map(|NodesCommand::End { node, .. }| node);
+            (args.name, ends)
+        };
+        let text = |text: &str| Some(text.to_owned());
+
+        assert_eq!(ends(&[]), (None, None));
+        assert_eq!(
+            ends(&["edge-7", "--output", "json"]),
+            (text("edge-7"), None)
+        );
+        assert_eq!(ends(&["end", "edge-7"]), (None, text("edge-7")));
+        assert_eq!(
+            ends(&["--", "end"]),
+            (text("end"), None),
+            "a node with this name"
+        );
+        for words in [
+            &["end"][..],
+            &["end", "Edge 7"],
+            &["end", "a&node=b"],
+            &["a", "end", "b"],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
     }
 
     #[test]

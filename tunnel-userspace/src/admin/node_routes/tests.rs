@@ -178,3 +178,23 @@ async fn requests_before_the_first_list_get_a_response_at_once() {
     assert!(metrics.contains("culvert_ready 0"), "{metrics}");
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
+
+#[test]
+fn only_the_admin_socket_ends_sessions() {
+    let routes = |listener| {
+        let views = NodeViews {
+            end_sessions: Box::new(|node| if node == "edge-7" { 2 } else { 0 }),
+            ..views(None, ready_stats())
+        };
+        NodeRoutes::new(listener, Arc::new(views))
+    };
+    let socket = routes(NodeListener::Socket);
+
+    assert!(socket.post(END_SESSIONS_PATH, "node=edge-7").is_some());
+    assert!(socket.post(END_SESSIONS_PATH, "name=edge-7").is_none());
+    assert!(socket.post("/status", "node=edge-7").is_none());
+    for listener in [NodeListener::Admin, NodeListener::Healthz] {
+        let response = routes(listener).post(END_SESSIONS_PATH, "node=edge-7");
+        assert!(response.is_none(), "{}", listener.name());
+    }
+}

@@ -205,6 +205,7 @@ impl KernelSetup {
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),
+            end_sessions: Box::new(|_| 0),
             source_report: source,
             kernel_counters: Box::new(read_counters),
             open_connections: Box::new(move || socket_counters.connections()),

@@ -43,5 +43,8 @@ pub(super) fn check_session(
         (Reason::SessionRevoked, cause)
     })?;
     let room = sessions.check_room(node, source, shared.settings.max_sessions);
-    room.map_err(|limit| (Reason::SessionLimit, limit.to_string()))
+    room.map_err(|limit| {
+        sessions.warn_of_session_limit(node, limit);
+        (Reason::SessionLimit, limit.to_string())
+    })
 }

@@ -6,6 +6,7 @@
 
 mod frames;
 mod handshakes;
+mod idle_streams;
 mod revoked_access;
 mod shared_certificate;
 

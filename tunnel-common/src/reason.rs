@@ -193,6 +193,8 @@ reasons! {
         AddressUnconfirmed = 67, "address_unconfirmed", "steered, although tunnel.steering.nodeCIDRs does not confirm that the address is an edge node's";
         /// The gateway has refused or ended a session, although the agent's certificate is valid.
         SessionRevoked = 70, "session_revoked", "revoked by the gateway: the deny list has the node or its certificate, there is no Node object, or `culvert nodes end` was called";
+        /// No byte of the stream moved for the configured time.
+        StreamIdle = 71, "stream_idle", "reset: no byte moved for tunnel.session.idleTimeout";
     }
 }
 

@@ -72,6 +72,11 @@ pub struct SessionLimits {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub drain_timeout: Duration,
+    /// A stream on which no byte moves in either direction for this long is reset. Zero means that there is no
+    /// limit.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub idle_timeout: Duration,
 }
 
 impl Default for SessionLimits {
@@ -83,6 +88,7 @@ impl Default for SessionLimits {
             ping_interval: Duration::from_secs(5),
             ping_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::ZERO,
         }
     }
 }

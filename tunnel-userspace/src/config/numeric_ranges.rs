@@ -118,7 +118,17 @@ fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
     )?;
     let [interval, timeout] = [session.ping_interval, session.ping_timeout].map(DisplayDuration);
     at_least("tunnel.session.pingInterval", interval, MILLISECOND)?;
-    at_least("tunnel.session.pingTimeout", timeout, MILLISECOND)
+    at_least("tunnel.session.pingTimeout", timeout, MILLISECOND)?;
+    if session.idle_timeout.is_zero() {
+        return Ok(());
+    }
+    let bounds = Duration::from_secs(1)..=Duration::from_secs(7 * 86_400);
+    let (least, most) = bounds.into_inner();
+    within(
+        "tunnel.session.idleTimeout",
+        DisplayDuration(session.idle_timeout),
+        DisplayDuration(least)..=DisplayDuration(most),
+    )
 }
 
 /// Returns an error if a value is outside its bounds, which are inclusive.

@@ -216,6 +216,8 @@ fn an_invalid_tunnel_section_is_refused_with_its_field() {
         agent: { gateways: ['gw:1'], connectionsPerGateway: 5 } => tunnel.agent.connectionsPerGateway
         session: { streamWindowBytes: 1 } => tunnel.session.streamWindowBytes
         session: { maxStreams: 4096 } => tunnel.session.streamWindowBytes
+        session: { idleTimeout: 999ms } => tunnel.session.idleTimeout
+        session: { idleTimeout: 169h } => tunnel.session.idleTimeout
         gateway: { missingNodeTimeout: 61m } => tunnel.gateway.missingNodeTimeout";
     for (section, field) in rows(table) {
         assert_eq!(with(section).0, field, "{section}");

@@ -272,7 +272,7 @@ impl AgentContext {
         };
         let reason = match dialled {
             Ok(mut tcp) => {
-                let accepted = Self::accept_stream(&mut tcp, request, respond, &traffic, stop);
+                let accepted = self.accept_stream(&mut tcp, request, respond, &traffic, stop);
                 Box::pin(accepted).await
             }
             Err(reason) => {
@@ -312,6 +312,7 @@ impl AgentContext {
 
     /// Accepts the CONNECT request, then copies data until the stream ends.
     async fn accept_stream(
+        &self,
         tcp: &mut TcpStream,
         request: Request<RecvStream>,
         mut respond: SendResponse<Bytes>,
@@ -327,7 +328,8 @@ impl AgentContext {
             recv: request.into_body(),
             side: StreamSide::Target,
         };
-        copy::run(tcp, stream, traffic, stop).await
+        let idle_limit = self.common.limits.idle_timeout;
+        copy::run(tcp, stream, traffic, idle_limit, stop).await
     }
 }
 

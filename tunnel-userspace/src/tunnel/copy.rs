@@ -1,9 +1,10 @@
 //! Copies bytes, half-closes and resets between an HTTP/2 stream and a TCP connection, in both directions.
 
+mod idle_timer;
 mod to_socket;
 mod to_stream;
 
-use std::task::Poll;
+use std::{task::Poll, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
@@ -11,7 +12,7 @@ use h2::{RecvStream, SendStream};
 use tokio::{io::Interest, net::TcpStream, pin};
 use tunnel_common::reason::Reason;
 
-use self::{to_socket::ToSocket, to_stream::ToStream};
+use self::{idle_timer::IdleTimer, to_socket::ToSocket, to_stream::ToStream};
 use super::{
     error_code::{StreamSide, code_of, reason_of_code, reason_of_error},
     socket::disable_reset_on_close,
@@ -47,8 +48,9 @@ pub(super) struct TunnelStream {
     pub(super) side: StreamSide,
 }
 
-/// Copies until both directions have ended, one has failed, or `stop` returns the reason for which this end must
-/// reset the stream. Returns the reason why copying stopped.
+/// Copies until both directions have ended, one has failed, no byte has moved for `idle_limit`, or `stop` returns
+/// the reason for which this end must reset the stream. Returns the reason why copying stopped. An `idle_limit` of
+/// zero means that there is none.
 ///
 /// The caller must already have called [`super::socket::set_stream_options`] on the TCP connection, so that
 /// the connection is reset on any error.
@@ -56,11 +58,13 @@ pub(super) async fn run(
     tcp: &mut TcpStream,
     stream: TunnelStream,
     traffic: &Traffic,
+    idle_limit: Duration,
     stop: impl Future<Output = Reason>,
 ) -> Reason {
     let TunnelStream { send, recv, side } = stream;
     let mut to_stream = ToStream::new(send, side);
     let mut to_socket = ToSocket::new(recv, side);
+    let mut idle = IdleTimer::new(idle_limit);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
     // Socket errors must be noticed even while nothing is read from the socket: when the stream has no window
@@ -79,6 +83,13 @@ pub(super) async fn run(
         }
         if failed.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(CopyError::socket(side)));
+        }
+        let moved = to_stream.moved() + to_socket.moved();
+        if idle
+            .as_mut()
+            .is_some_and(|idle| idle.poll(moved, cx).is_ready())
+        {
+            return Poll::Ready(Err(CopyError::Socket(Reason::StreamIdle)));
         }
         Poll::Pending
     })

@@ -84,6 +84,7 @@ const fn may_end_a_stream(reason: Reason) -> bool {
     let index = reason.index();
     index >= Reason::StreamCompleted.index() && index <= Reason::ProtocolError.index()
         || index == Reason::SessionRevoked.index()
+        || index == Reason::StreamIdle.index()
 }
 
 /// Builds the response that refuses a stream for the given reason.
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_reason_of_a_stream_comes_back_from_its_code() {
-        assert_eq!(stream_reasons().count(), 16);
+        assert_eq!(stream_reasons().count(), 17);
         for reason in stream_reasons() {
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Client), reason);
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Target), reason);

@@ -384,6 +384,7 @@ async fn handshake(
         rate: Mutex::new(RateMeter::new()),
         end: watch::Sender::new(false),
         stop: stopped,
+        idle_timeout: limits.idle_timeout,
     };
     Ok(EstablishedSession {
         session,

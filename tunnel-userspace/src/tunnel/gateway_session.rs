@@ -62,6 +62,8 @@ pub(super) struct Session {
     pub(super) end: watch::Sender<bool>,
     /// The reason for which the session's streams must be reset, once they must.
     pub(super) stop: watch::Receiver<Option<Reason>>,
+    /// See [`SessionLimits::idle_timeout`](super::SessionLimits::idle_timeout).
+    pub(super) idle_timeout: Duration,
 }
 
 impl Session {

@@ -333,7 +333,8 @@ async fn run_stream(
             () = stop => Reason::Draining,
         }
     };
-    let reason = copy::run(&mut tcp, stream, &session.traffic, stopped).await;
+    let idle_limit = session.idle_timeout;
+    let reason = copy::run(&mut tcp, stream, &session.traffic, idle_limit, stopped).await;
     StreamOutcome::Ended(reason, Some(tcp))
 }
 

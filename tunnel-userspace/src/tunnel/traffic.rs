@@ -74,14 +74,18 @@ impl Traffic {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    pub(super) fn count_received(&self, bytes: usize) {
+    /// Counts received bytes, and returns their number.
+    pub(super) fn count_received(&self, bytes: usize) -> u64 {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.received.fetch_add(bytes, Ordering::Relaxed);
+        bytes
     }
 
-    pub(super) fn count_sent(&self, bytes: usize) {
+    /// Counts sent bytes, and returns their number.
+    pub(super) fn count_sent(&self, bytes: usize) -> u64 {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.sent.fetch_add(bytes, Ordering::Relaxed);
+        bytes
     }
 
     /// Takes a slot for a stream, if fewer than `max` streams are open.

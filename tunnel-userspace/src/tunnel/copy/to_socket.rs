@@ -26,6 +26,8 @@ pub(super) struct ToSocket {
     queue: WriteQueue,
     has_ended: bool,
     is_shut: bool,
+    /// The number of received bytes, plus the number of writes to the socket.
+    moved: u64,
 }
 
 impl ToSocket {
@@ -36,7 +38,13 @@ impl ToSocket {
             queue: WriteQueue::default(),
             has_ended: false,
             is_shut: false,
+            moved: 0,
         }
+    }
+
+    /// Returns a number that increases as bytes are received from the stream and written to the socket.
+    pub(super) const fn moved(&self) -> u64 {
+        self.moved
     }
 
     pub(super) fn poll(
@@ -70,7 +78,7 @@ impl ToSocket {
         while !self.has_ended {
             match self.recv.poll_data(cx) {
                 Poll::Ready(Some(Ok(bytes))) => {
-                    traffic.count_received(bytes.len());
+                    self.moved += traffic.count_received(bytes.len());
                     self.queue.push(bytes);
                 }
                 Poll::Ready(Some(Err(error))) => return Err(CopyError::stream(&error, self.side)),
@@ -88,6 +96,8 @@ impl ToSocket {
         match tcp.try_write_vectored(slices) {
             Ok(written) => {
                 self.queue.advance(written);
+                // The bytes are already counted as received, but a slow reader is not idle.
+                self.moved += 1;
                 // Reopens the stream's flow-control window by the number of bytes written.
                 self.recv
                     .flow_control()

@@ -19,6 +19,8 @@ pub(super) struct ToStream {
     buffer: BytesMut,
     size: ReadSize,
     has_ended: bool,
+    /// The number of bytes that were read from the socket.
+    moved: u64,
 }
 
 impl ToStream {
@@ -29,7 +31,13 @@ impl ToStream {
             buffer: BytesMut::new(),
             size: ReadSize::default(),
             has_ended: false,
+            moved: 0,
         }
+    }
+
+    /// Returns the number of bytes that were read from the socket.
+    pub(super) const fn moved(&self) -> u64 {
+        self.moved
     }
 
     pub(super) fn reset(&mut self, reason: Reason) {
@@ -93,7 +101,7 @@ impl ToStream {
                 self.send(Bytes::new(), true)
             }
             Ok(read) => {
-                traffic.count_sent(read);
+                self.moved += traffic.count_sent(read);
                 if read < requested {
                     self.size.adapt(read);
                 } else if requested == max {

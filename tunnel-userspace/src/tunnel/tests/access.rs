@@ -4,6 +4,7 @@ use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use tempfile::TempDir;
 use tokio::{
+    io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
     sync::watch,
     time::sleep,
@@ -11,7 +12,7 @@ use tokio::{
 use tunnel_common::reason::Reason;
 
 use super::fixture::{
-    Cloud, Edge, NODE, Pki, TunnelFixture, agent_settings, gateway_settings, limits,
+    Cloud, Edge, NODE, Pki, TunnelFixture, agent_settings, gateway_settings, limits, read,
     read_until_reset, wait_until,
 };
 use crate::{
@@ -161,4 +162,30 @@ async fn a_client_without_a_session_learns_why_the_gateway_has_ended_it() {
     let error = fixture.cloud.last_error(NODE);
     let cause = format!("the deny list (tunnel.gateway.denyFile) has node {NODE}");
     assert!(error.ends_with(&cause), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_streams_on_which_no_byte_moves_are_reset() {
+    let mut idle = limits();
+    idle.idle_timeout = Duration::from_secs(1);
+    for (of_cloud, of_edge) in [(&idle, &limits()), (&limits(), &idle)] {
+        let tunnel = TunnelFixture::with(of_cloud, of_edge).await;
+        let (mut silent, mut silent_target) = tunnel.connect().await;
+        let (mut busy, mut busy_target) = tunnel.connect().await;
+        for _ in 0..5 {
+            sleep(Duration::from_millis(500)).await;
+            busy_target.write_all(b"!").await.expect("written");
+            assert_eq!(read(&mut busy, 1).await, b"!");
+        }
+        read_until_reset(&mut silent).await;
+        read_until_reset(&mut silent_target).await;
+        tunnel.cloud.counted(Reason::StreamIdle, 1).await;
+        tunnel.edge.counted(Reason::StreamIdle, 1).await;
+        let error = tunnel.cloud.last_error(NODE);
+        let text = "reset: no byte moved for tunnel.session.idleTimeout";
+        assert!(
+            error.starts_with("edge-7 (127.0.0.1:") && error.ends_with(text),
+            "{error}"
+        );
+    }
 }

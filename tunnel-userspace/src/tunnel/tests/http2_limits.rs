@@ -130,6 +130,7 @@ async fn frames_of_one_byte_for_a_blocked_socket_do_not_close_the_session() {
             &mut tcp,
             stream,
             &Traffic::default(),
+            std::time::Duration::ZERO,
             std::future::pending(),
         )
         .await;

@@ -171,6 +171,17 @@ impl Prefix {
         })
     }
 
+    /// Creates the prefix of the given length that contains an address. Returns `None` if the length exceeds the
+    /// maximum for the address family.
+    #[must_use]
+    pub fn containing(address: Address, length: u8) -> Option<Self> {
+        let before = if address.is_v4() { 96 } else { 0 };
+        let host = u128::MAX
+            .checked_shr(before + u32::from(length))
+            .unwrap_or(0);
+        Self::new(address_of(bits_of(&address) & !host), length)
+    }
+
     /// Returns true if this is an IPv4 prefix.
     #[must_use]
     pub const fn is_v4(&self) -> bool {

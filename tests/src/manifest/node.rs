@@ -10,6 +10,7 @@ pub struct NodeObject {
     name: String,
     addresses: Vec<IpAddr>,
     labels: &'static str,
+    pod_cidrs: &'static [&'static str],
 }
 
 impl NodeObject {
@@ -20,7 +21,15 @@ impl NodeObject {
             name: name.to_owned(),
             addresses: addresses.into_iter().collect(),
             labels: "",
+            pod_cidrs: &[],
         }
+    }
+
+    /// Sets the ranges of the pods' addresses.
+    #[must_use]
+    pub const fn pod_cidrs(mut self, cidrs: &'static [&'static str]) -> Self {
+        self.pod_cidrs = cidrs;
+        self
     }
 
     /// Adds the label that marks edge nodes in Culvert's default config.
@@ -42,6 +51,7 @@ impl From<NodeObject> for Manifest {
             name,
             addresses,
             labels,
+            pod_cidrs,
         } = &node;
         let addresses = addresses.iter();
         let addresses = addresses.map(|it| format!("{{ type: InternalIP, address: \"{it}\" }}"));
@@ -49,6 +59,7 @@ impl From<NodeObject> for Manifest {
             "apiVersion: v1\n\
              kind: Node\n\
              metadata: {{ name: {name}, labels: {{ {labels} }} }}\n\
+             spec: {{ podCIDRs: {pod_cidrs:?} }}\n\
              status: {{ addresses: [{addresses}] }}\n",
             addresses = comma_separated(addresses),
         );

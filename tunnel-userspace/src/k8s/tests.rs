@@ -130,6 +130,33 @@ fn a_node_is_read_with_its_internal_addresses() {
 }
 
 #[test]
+fn the_pod_ranges_of_a_node_are_read_and_invalid_ones_are_ignored() {
+    let ranges = |spec: Value| {
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "spec": spec,
+        });
+        let Manifest::Object(ParsedObject {
+            object: Object::Node(node),
+            ignored,
+        }) = parse(node).expect("a node")
+        else {
+            panic!("no Node")
+        };
+        (node.pod_cidrs.clone(), ignored)
+    };
+
+    let both = json!({"podCIDR": "10.1.2.0/24", "podCIDRs": ["10.1.2.0/24", "fd00:2::/64"]});
+    let wanted = vec![(ip("10.1.2.0"), 24), (ip("fd00:2::"), 64)];
+    assert_eq!(ranges(both), (wanted, Vec::new()));
+    let one = json!({"podCIDR": "10.1.2.0/24"});
+    assert_eq!(ranges(one).0, [(ip("10.1.2.0"), 24)]);
+    assert_eq!(ranges(json!({"podCIDR": ""})), (Vec::new(), Vec::new()));
+    let (valid, ignored) = ranges(json!({"podCIDRs": ["10.1.2.0/33", "10.1.2.0/24"]}));
+    assert_eq!(valid, [(ip("10.1.2.0"), 24)]);
+    assert_eq!(ignored[0].field, "spec.podCIDRs[0]");
+}
+
+#[test]
 fn a_node_that_is_being_removed_gets_no_traffic_from_load_balancers() {
     let eligible = |extra: Value, pointer: &str| {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});

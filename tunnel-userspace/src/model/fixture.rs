@@ -21,6 +21,7 @@ pub(crate) fn node(name: &str) -> Node {
         labels: BTreeMap::new(),
         internal_ips: Vec::new(),
         other_ips: Vec::new(),
+        pod_cidrs: Vec::new(),
         eligible: true,
     }
 }

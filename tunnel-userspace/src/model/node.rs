@@ -22,6 +22,9 @@ pub struct Node {
     /// The valid IP addresses of all other types, in the same order as in the object.
     #[serde(default)]
     pub other_ips: Vec<IpAddr>,
+    /// The ranges of its pods' addresses (`spec.podCIDRs`), each as a network address and a prefix length.
+    #[serde(default)]
+    pub pod_cidrs: Vec<(IpAddr, u8)>,
     /// True if load balancers may send traffic to the Node: it is not being deleted, and it does not have the
     /// taint `ToBeDeletedByClusterAutoscaler` (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
     pub eligible: bool,

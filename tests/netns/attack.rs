@@ -12,6 +12,7 @@ mod identity;
 mod ingress_shares;
 mod listeners;
 mod node_addresses;
+mod pod_links;
 mod resolver;
 mod stray_programs;
 mod tenants;

@@ -2,7 +2,7 @@
 //! steering prefixes local, and the kernel's lists of sockets.
 //!
 //! - `follower`: follows this node's links, addresses and routes
-//! - `uplinks`: finds the links that lead outside the node (pure)
+//! - `uplinks`: finds the links that lead outside the node, and those that lead to its pods (pure)
 //! - `route_sync`: maintains the routes that make the steering prefixes local, and the file that records them
 //! - `steering_route`: a route that makes a steering prefix local
 //! - `snapshot`: the links, addresses and routes at one point in time (pure)
@@ -37,11 +37,12 @@ use tunnel_common::steering::Prefix;
 use self::netlink::RouteSocket;
 pub(crate) use self::sock_diag::messages_in;
 pub use self::{
-    follower::{NetworkFollower, NetworkState},
+    follower::{FollowedRules, NetworkFollower, NetworkState},
     local_listeners::Listeners,
     netlink::NetError,
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
+    uplinks::{LinkSettings, PodRanges, matches_link},
 };
 use crate::{drain, error_chain::chain, publish};
 
@@ -92,8 +93,8 @@ pub trait UplinkGuard: Send {
 /// The settings for guarding uplinks and routing the steering prefixes.
 #[derive(Clone, Debug)]
 pub struct NetworkSettings {
-    /// The names of the uplinks. If empty, the uplinks are detected.
-    pub uplinks: Vec<String>,
+    /// The settings that decide where links lead.
+    pub links: LinkSettings,
     /// The steering prefixes to make local.
     pub prefixes: Vec<Prefix>,
     /// The routing protocol number that marks Culvert's routes.
@@ -110,6 +111,16 @@ pub struct NetworkSettings {
 pub struct NetworkView {
     /// The names of the uplinks.
     pub uplinks: Vec<String>,
+    /// The names of the links over which the connections of pods may reach the ingress.
+    #[serde(default)]
+    pub pod_links: Vec<String>,
+    /// The names of the links that may lead to pods, but over which no pod's address is reached. The ingress
+    /// resets connections that arrive over them.
+    #[serde(default)]
+    pub refused_links: Vec<String>,
+    /// The known ranges of the pods' addresses, or `None` if they are not used because the config names the uplinks.
+    #[serde(default)]
+    pub pod_ranges: Option<Vec<String>>,
     /// The existing routes for the steering prefixes, as text.
     pub routes: Vec<String>,
     /// The current problem, if there is one.
@@ -122,6 +133,8 @@ pub struct NetworkSetup<K> {
     guard: K,
     kernel: RouteSocket,
     network: watch::Receiver<NetworkState>,
+    /// The pod ranges in this node's Node object.
+    node_ranges: watch::Receiver<Arc<[Prefix]>>,
     view: watch::Sender<NetworkView>,
     /// The indices of the links that are, or once were, uplinks.
     known_uplinks: BTreeSet<u32>,
@@ -130,8 +143,8 @@ pub struct NetworkSetup<K> {
 }
 
 impl<K: UplinkGuard> NetworkSetup<K> {
-    /// Opens a netlink socket, but changes nothing yet. `network` must include routes. The resulting state is
-    /// published to `view`.
+    /// Opens a netlink socket, but changes nothing yet. `network` must include routes. `node_ranges` holds the pod
+    /// ranges in this node's Node object. The resulting state is published to `view`.
     ///
     /// # Errors
     ///
@@ -140,6 +153,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         settings: NetworkSettings,
         guard: K,
         network: watch::Receiver<NetworkState>,
+        node_ranges: watch::Receiver<Arc<[Prefix]>>,
         view: watch::Sender<NetworkView>,
     ) -> Result<Self, NetError> {
         Ok(Self {
@@ -147,6 +161,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             guard,
             kernel: RouteSocket::open()?,
             network,
+            node_ranges,
             view,
             known_uplinks: BTreeSet::new(),
             inside_links: watch::Sender::default(),
@@ -170,7 +185,16 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             if *old == view {
                 return false;
             }
+            // The links of pods change too often to be logged.
+            let logged = |view: &NetworkView| {
+                (
+                    view.uplinks.clone(),
+                    view.routes.clone(),
+                    view.problem.clone(),
+                )
+            };
             match &view.problem {
+                _ if logged(old) == logged(&view) => {}
                 Some(problem) => {
                     warn!(%problem, "the network of this node is not ready for steering");
                 }
@@ -192,14 +216,15 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         if let Some(problem) = problem {
             return vec![problem];
         }
-        // A link that was once an uplink never becomes an inside link, even if its routes have changed.
+        // A link that was once an uplink becomes a pod link only if a pod's address is reached over it.
         self.known_uplinks.extend(self.guard.guarded_links());
-        let classified = uplinks::classify(
-            &snapshot.links,
-            &snapshot.gateways,
-            &self.settings.uplinks,
-            &self.known_uplinks,
-        );
+        let ranges = PodRanges {
+            configured: self.settings.links.pod_ranges.clone(),
+            of_node: self.node_ranges.borrow_and_update().to_vec(),
+        };
+        let links = &self.settings.links;
+        let rules = links.rules(&ranges, &snapshot.gateways, &self.known_uplinks);
+        let classified = uplinks::classify(&snapshot.links, rules);
         self.known_uplinks
             .extend(classified.uplinks.keys().copied());
         self.known_uplinks
@@ -219,6 +244,10 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             problems.push(chain(&error));
         }
         view.uplinks = classified.uplinks.values().cloned().collect();
+        view.pod_links = classified.pod_links;
+        view.refused_links = classified.unproven_links;
+        let is_detected = links.uplinks.is_empty();
+        view.pod_ranges = is_detected.then(|| ranges.all().map(ToString::to_string).collect());
         let may_route = problems.is_empty();
         let routed = route_sync::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
         view.routes = routed.routes;
@@ -264,6 +293,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
                 () = drain::begun(&mut draining) => return,
                 // The follower stops only when the drain begins.
                 Ok(()) = self.network.changed() => next = Instant::now(),
+                Ok(()) = self.node_ranges.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
                     let reattach = Instant::now() >= reattach_at;
                     if reattach {

@@ -10,6 +10,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
+use tunnel_common::steering::Prefix;
 
 use self::kernel_setup::KernelSetup;
 use super::{
@@ -77,6 +78,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
     let (addresses, links) = watch_network(&config, &mut tasks, &mut kernel).await?;
     save_held_addresses(&config, &mut kernel, &mut tasks);
     let targets = kernel.reconcile_loop.steering().targets();
+    let node_ranges = kernel.reconcile_loop.steering().pod_ranges();
     let mut tunnel = NodeTunnel::open(&config, &mut tasks);
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
     let (drain_view, stopping) = watch::channel(None);
@@ -117,7 +119,8 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
-        if let Some((network, inside)) = start_steering(&config, guard, links, network_view).await?
+        if let Some((network, inside)) =
+            start_steering(&config, guard, links, node_ranges, network_view).await?
         {
             tunnel.start_ingress(&config, targets, inside, &waiting);
             tasks.start("net", network.run(tasks.draining()));
@@ -224,9 +227,12 @@ async fn watch_network(
     tasks: &mut Tasks,
     kernel: &mut KernelSetup,
 ) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
-    let uplinks = config.service.uplinks.clone();
-    let steering_uplinks = config.tunnel.steering.as_ref().map(|_| uplinks);
-    let follower = NetworkFollower::open(steering_uplinks)
+    let steering = config.tunnel.steering.as_ref();
+    let rules = steering.map(|_| net::FollowedRules {
+        settings: link_settings(config),
+        node_ranges: kernel.reconcile_loop.steering().pod_ranges(),
+    });
+    let follower = NetworkFollower::open(rules)
         .await
         .map_err(failed("cannot list the links and addresses of this node"))?;
     let (addresses, network) = (follower.addresses(), follower.network());
@@ -234,6 +240,15 @@ async fn watch_network(
     kernel.reconcile_loop.follow_networks(follower.networks());
     tasks.start("links", follower.run(tasks.draining()));
     Ok((addresses, network))
+}
+
+fn link_settings(config: &Config) -> net::LinkSettings {
+    let service = &config.service;
+    net::LinkSettings {
+        uplinks: service.uplinks.clone(),
+        pod_links: service.pod_links.clone(),
+        pod_ranges: service.pod_ranges(),
+    }
 }
 
 /// Starts the task that saves which edge node holds each address.
@@ -255,6 +270,7 @@ async fn start_steering(
     config: &Config,
     guard: Guard,
     links: watch::Receiver<NetworkState>,
+    node_ranges: watch::Receiver<Arc<[Prefix]>>,
     view: watch::Sender<net::NetworkView>,
 ) -> Result<Option<SteeringNetwork>, RoleError> {
     let record = net::record_path(&config.state_dir);
@@ -269,13 +285,13 @@ async fn start_steering(
         return Ok(None);
     };
     let settings = net::NetworkSettings {
-        uplinks: config.service.uplinks.clone(),
+        links: link_settings(config),
         prefixes: steering.ranges(),
         protocol: steering.route_protocol,
         check_interval: config.bpf.check_interval,
         record,
     };
-    let mut network = NetworkSetup::open(settings, guard, links, view)
+    let mut network = NetworkSetup::open(settings, guard, links, node_ranges, view)
         .map_err(failed("cannot change the network"))?;
     network.check(false).await;
     let inside = network.inside_links();

@@ -6,6 +6,7 @@ use super::rows::{Row, Rows};
 use crate::{
     admin::{HealthChecksView, NodeStatus, used_entries},
     bpf::AttachmentView,
+    net::NetworkView,
     round_robin,
     sockets::{PodTerminator, TerminatorView},
     source::{Problem, ServerStatus, SourceReport},
@@ -14,6 +15,8 @@ use crate::{
 
 /// The maximum number of problems shown for each kind of problem.
 const MAX_PROBLEMS: usize = 20;
+/// The maximum number of links shown in a row.
+const MAX_LINKS: usize = 8;
 
 pub(super) fn render(status: &NodeStatus) -> String {
     let setup = &status.setup;
@@ -155,6 +158,7 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
         let steered = format!("{entries} addresses and ports of {nodes} edge nodes");
         rows.add(Row::Steering, steered);
         rows.add(Row::GuardedUplinks, network.uplinks.join(" "));
+        pod_links(rows, network);
         rows.add_each(Row::Route, &network.routes);
     }
     rows.add_each(Row::Error, &network.problem);
@@ -186,6 +190,36 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
         .take(MAX_PROBLEMS)
         .filter_map(|node| node.last_error.as_ref());
     rows.add_each(Row::TunnelError, errors);
+}
+
+/// Adds the rows about the links over which connections may reach the ingress.
+fn pod_links(rows: &mut Rows, network: &NetworkView) {
+    rows.add(Row::PodLinks, counted_names(&network.pod_links));
+    let ranges = network.pod_ranges.as_deref();
+    if ranges.is_some_and(<[_]>::is_empty) {
+        rows.continue_with(
+            "the ranges of pod addresses are unknown (service.clusterCIDRs, spec.podCIDRs of the Node), \
+             so some of these links may lead outside",
+        );
+    }
+    if !network.refused_links.is_empty() {
+        rows.add(Row::RefusedLinks, counted_names(&network.refused_links));
+        let ranges = ranges.unwrap_or_default().join(" ");
+        rows.continue_with(format!(
+            "no pod address ({ranges}) is reached over them; if they lead to pods: service.podLinks"
+        ));
+    }
+}
+
+/// Formats the number of links, and the names of the first ones.
+fn counted_names(names: &[String]) -> String {
+    let shown = names.iter().take(MAX_LINKS).map(String::as_str);
+    let shown = shown.collect::<Vec<_>>().join(" ");
+    match names.len() {
+        0 => "none".to_owned(),
+        count @ 1..=MAX_LINKS => format!("{count}: {shown}"),
+        count => format!("{count}: {shown} and {} more", count - MAX_LINKS),
+    }
 }
 
 /// Adds the rows about problems with Service ports and with the objects that were read.

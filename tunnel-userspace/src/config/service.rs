@@ -7,13 +7,18 @@ use serde::{
     Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, Error as _, IntoDeserializer as _, value},
 };
+use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::{FieldError, numeric_ranges::check_each};
 use crate::{
     duration,
     model::{Algorithm, ExternalIps, NodeAddresses, TopologyKeys},
+    net::matches_link,
     plan::NodePortAddresses,
 };
+
+/// The maximum length of an interface's name (`IFNAMSIZ` in the kernel's `include/uapi/linux/if.h`).
+const MAX_LINK_NAME: usize = 15;
 
 /// The way in which Services are implemented.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -58,6 +63,8 @@ pub struct ServiceConfig {
     pub local_listeners: Vec<u32>,
     /// The names of the uplink interfaces. If empty, the uplinks are detected automatically.
     pub uplinks: Vec<String>,
+    /// The names of interfaces that lead to pods, in addition to the detected ones. A name may end with `*`.
+    pub pod_links: Vec<String>,
     /// The load-balancing algorithm for Services that don't set one by annotation.
     #[serde(deserialize_with = "algorithm")]
     #[schemars(with = "Algorithm")]
@@ -108,6 +115,7 @@ impl Default for ServiceConfig {
             local_listener_poll_interval: Duration::from_secs(1),
             local_listeners: vec![0],
             uplinks: Vec::new(),
+            pod_links: Vec::new(),
             algorithm: Algorithm::default(),
             namespace_share: 50,
             full_sync_interval: Duration::from_secs(3600),
@@ -131,7 +139,41 @@ impl ServiceConfig {
             .collect()
     }
 
+    /// Returns the ranges of the pods' addresses.
+    #[must_use]
+    pub fn pod_ranges(&self) -> Vec<Prefix> {
+        let ranges = self
+            .cluster_cidrs
+            .iter()
+            .filter_map(|text| parse_cidr(text));
+        ranges
+            .filter_map(|(network, length)| Prefix::containing(Address::from_ip(network), length))
+            .collect()
+    }
+
+    fn check_links(&self) -> Result<(), FieldError> {
+        let is_valid = |entry: &str| {
+            let name = entry.strip_suffix('*').unwrap_or(entry);
+            !name.is_empty() && name.len() <= MAX_LINK_NAME && !name.contains(['*', '/', ' '])
+        };
+        let reason =
+            "is not the name of an interface, such as cni0, or the start of one, such as lxc*";
+        check_each("service.podLinks", &self.pod_links, is_valid, reason)?;
+        let is_uplink = |entry: &str| {
+            let mut uplinks = self.uplinks.iter();
+            uplinks.any(|uplink| matches_link(entry, uplink))
+        };
+        let reason = "matches an interface that is in service.uplinks";
+        check_each(
+            "service.podLinks",
+            &self.pod_links,
+            |entry| !is_uplink(entry),
+            reason,
+        )
+    }
+
     pub(super) fn check(&self) -> Result<(), FieldError> {
+        self.check_links()?;
         let is_cidr = |text: &str| parse_cidr(text).is_some();
         let reason = "is not a CIDR such as 10.0.0.0/8";
         let ranges = &self.cluster_cidrs;

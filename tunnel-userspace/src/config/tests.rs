@@ -110,6 +110,9 @@ fn an_invalid_value_is_refused_with_its_field() {
         sockets: { terminate: [udp, udp] } => sockets.terminate[1]
         service: { clusterCIDRs: [10.0.0.0/33] } => service.clusterCIDRs[0]
         service: { nodePortAddresses: [eth0] } => service.nodePortAddresses[0]
+        service: { podLinks: [cni0, '*'] } => service.podLinks[1]: `*` is not the name of an interface
+        service: { podLinks: ['l*c'] } => service.podLinks[0]: `l*c` is not the name of an interface
+        service: { podLinks: ['eth*'], uplinks: [eth0] } => service.podLinks[0]: `eth*` matches an interface
         stateDir: '' => stateDir
         bpf: { bpffs: '' } => bpf.bpffs
         service: { localListeners: [0, 4294967295] } => service.localListeners[1]: 4294967295 is not the id of a user

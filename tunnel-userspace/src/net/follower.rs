@@ -7,10 +7,13 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 use tracing::{info, warn};
+use tunnel_common::steering::Prefix;
 
 use super::{
-    CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY, netlink::NetworkMonitor,
-    snapshot::Snapshot, uplinks,
+    CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY,
+    netlink::NetworkMonitor,
+    snapshot::Snapshot,
+    uplinks::{self, LinkSettings, PodRanges},
 };
 use crate::{drain, error_chain::chain, model::LinkNetworks, publish};
 
@@ -20,8 +23,25 @@ pub struct NetworkFollower {
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     network: watch::Sender<NetworkState>,
     networks: watch::Sender<Arc<LinkNetworks>>,
-    /// The configured uplinks, which decide which links lead to pods.
-    uplinks: Vec<String>,
+    /// Decides which links lead to pods.
+    rules: FollowedRules,
+}
+
+/// The rules that decide which links lead to pods.
+pub struct FollowedRules {
+    /// The settings in the config.
+    pub settings: LinkSettings,
+    /// The pod ranges in this node's Node object.
+    pub node_ranges: watch::Receiver<Arc<[Prefix]>>,
+}
+
+impl Default for FollowedRules {
+    fn default() -> Self {
+        Self {
+            settings: LinkSettings::default(),
+            node_ranges: watch::Sender::new(Arc::from([])).subscribe(),
+        }
+    }
 }
 
 /// The state of this node's network, as last read from the kernel.
@@ -33,21 +53,21 @@ pub struct NetworkState {
 }
 
 impl NetworkFollower {
-    /// Subscribes to changes, and reads the current state. Routes are included only if `uplinks` is not `None`: if
-    /// this node steers connections. `uplinks` contains the configured uplinks.
+    /// Subscribes to changes, and reads the current state. Routes are included only if `rules` is not `None`: if
+    /// this node steers connections.
     ///
     /// # Errors
     ///
     /// Returns an error if the netlink socket can't be opened, or if a query fails.
-    pub async fn open(uplinks: Option<Vec<String>>) -> Result<Self, NetError> {
-        let netlink = NetworkMonitor::open(uplinks.is_some())?;
-        let uplinks = uplinks.unwrap_or_default();
+    pub async fn open(rules: Option<FollowedRules>) -> Result<Self, NetError> {
+        let netlink = NetworkMonitor::open(rules.is_some())?;
+        let rules = rules.unwrap_or_default();
         let snapshot = Arc::new(netlink.snapshot().await?);
         Ok(Self {
             netlink,
             addresses: watch::Sender::new(Arc::clone(&snapshot.own_addresses)),
-            networks: watch::Sender::new(Arc::new(networks(&snapshot, &uplinks))),
-            uplinks,
+            networks: watch::Sender::new(Arc::new(rules.networks(&snapshot))),
+            rules,
             network: watch::Sender::new(NetworkState {
                 snapshot,
                 problem: None,
@@ -110,7 +130,7 @@ impl NetworkFollower {
                 {
                     info!(addresses = count, "the addresses of this node changed");
                 }
-                let networks = networks(&snapshot, &self.uplinks);
+                let networks = self.rules.networks(&snapshot);
                 publish::publish_if_changed(&self.networks, Arc::new(networks));
                 // Published even if it equals the last snapshot, since another program may have removed a
                 // route that the receiver had added in between.
@@ -134,14 +154,18 @@ impl NetworkFollower {
     }
 }
 
-/// Returns the networks that this node has routes to. A network is that of pods if its link is not an uplink.
-fn networks(snapshot: &Snapshot, configured_uplinks: &[String]) -> LinkNetworks {
-    let former_uplinks = BTreeSet::new();
-    let links = uplinks::classify(
-        &snapshot.links,
-        &snapshot.gateways,
-        configured_uplinks,
-        &former_uplinks,
-    );
-    snapshot.networks(&links.inside_links)
+impl FollowedRules {
+    /// Returns the networks that this node has routes to. A network is that of pods if its link is a pod link.
+    fn networks(&self, snapshot: &Snapshot) -> LinkNetworks {
+        let ranges = PodRanges {
+            configured: self.settings.pod_ranges.clone(),
+            of_node: self.node_ranges.borrow().to_vec(),
+        };
+        let former_uplinks = BTreeSet::new();
+        let rules = self
+            .settings
+            .rules(&ranges, &snapshot.gateways, &former_uplinks);
+        let links = uplinks::classify(&snapshot.links, rules);
+        snapshot.networks(&links.inside_links)
+    }
 }

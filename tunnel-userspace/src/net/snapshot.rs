@@ -13,15 +13,15 @@ use std::{
 
 use rtnetlink::packet_route::{
     AddressFamily,
-    address::{AddressAttribute, AddressMessage, AddressScope},
+    address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
     link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::{
     steering_route::{Route, TABLE_LOCAL},
-    uplinks::{Link, LinkKind},
+    uplinks::{Link, LinkKind, Subnet},
 };
 use crate::model::{LinkNetwork, LinkNetworks};
 
@@ -44,6 +44,8 @@ impl Snapshot {
         addresses: &[AddressMessage],
         routes: Vec<RouteMessage>,
     ) -> Self {
+        let links_of_node = links.iter().map(|link| link_of(link, addresses, &routes));
+        let links_of_node = links_of_node.collect();
         let is_loopback = |link: &&LinkMessage| link.header.flags.contains(LinkFlags::Loopback);
         let loopback = links.iter().find(is_loopback);
         let addresses = addresses.iter();
@@ -56,7 +58,7 @@ impl Snapshot {
             .filter(|(header, ip)| header.scope == AddressScope::Universe && !ip.is_loopback());
         Self {
             own_addresses: Arc::new(own.filter(|ip| !is_link_local(ip)).collect()),
-            links: links.iter().map(link_of).collect(),
+            links: links_of_node,
             gateways: routes.iter().flat_map(gateway_links).collect(),
             loopback: loopback.map_or(1, |link| link.header.index),
             source_addresses: sources.map(|(header, ip)| (header.index, ip)).collect(),
@@ -153,12 +155,18 @@ impl Snapshot {
     }
 }
 
-fn link_of(message: &LinkMessage) -> Link {
+fn link_of(message: &LinkMessage, addresses: &[AddressMessage], routes: &[RouteMessage]) -> Link {
+    let index = message.header.index;
+    let own = addresses
+        .iter()
+        .filter(|address| address.header.index == index);
     let mut link = Link {
-        index: message.header.index,
+        index,
         name: String::new(),
         kind: LinkKind::Other,
         bridge: None,
+        subnets: own.clone().filter_map(subnet_of).collect(),
+        reached: Vec::new(),
     };
     let (mut is_elsewhere, mut kind) = (false, None);
     for attribute in &message.attributes {
@@ -181,7 +189,74 @@ fn link_of(message: &LinkMessage) -> Link {
         Some(InfoKind::Veth | InfoKind::Netkit) if is_elsewhere => LinkKind::Pair,
         _ => LinkKind::Other,
     };
+    if matches!(link.kind, LinkKind::Pair | LinkKind::Bridge) {
+        // The kernel itself has routes to the node's own addresses, and to the peers of point-to-point addresses.
+        let not_pods: Vec<IpAddr> = own.flat_map(addresses_in).collect();
+        let reached = routes
+            .iter()
+            .filter_map(|route| host_route(route, index))
+            .filter(|address| !not_pods.contains(address));
+        link.reached = reached.collect();
+    }
     link
+}
+
+/// Returns the subnet of an address, unless it is a single address or a link-local IPv6 subnet, which every link has.
+fn subnet_of(message: &AddressMessage) -> Option<Subnet> {
+    let address = address_of(message)?;
+    let length = message.header.prefix_len;
+    let (is_on_every_link, longest) = match address {
+        IpAddr::V4(_) => (false, 32),
+        IpAddr::V6(v6) => (v6.is_unicast_link_local(), 128),
+    };
+    if is_on_every_link || length == longest {
+        return None;
+    }
+    Some(Subnet {
+        prefix: Prefix::containing(Address::from_ip(address), length)?,
+        is_permanent: message.header.flags.contains(AddressHeaderFlags::Permanent),
+    })
+}
+
+/// Returns this node's address, and the peer's if the address is point-to-point.
+fn addresses_in(message: &AddressMessage) -> Vec<IpAddr> {
+    let addresses = message
+        .attributes
+        .iter()
+        .filter_map(|attribute| match attribute {
+            AddressAttribute::Local(address) | AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        });
+    addresses.collect()
+}
+
+/// The metric of the IPv6 routes that the kernel adds itself, some of them because a router on the link advertises
+/// their prefix (`IP6_RT_PRIO_ADDRCONF` in the kernel's `include/net/ip6_route.h`).
+const ADDRCONF_METRIC: u32 = 256;
+
+/// Returns the destination of a host route over a link, without a gateway, that a program on this node has added.
+/// Returns `None` for other routes, and for those that a router or a DHCP server on the link can add.
+fn host_route(route: &RouteMessage, link: u32) -> Option<IpAddr> {
+    let address = destination_of(route)?.to_ip();
+    let (longest, is_link_local) = match address {
+        IpAddr::V4(v4) => (32, v4.is_link_local()),
+        IpAddr::V6(v6) => (128, v6.is_unicast_link_local()),
+    };
+    let header = &route.header;
+    let has = |wanted: RouteAttribute| route.attributes.contains(&wanted);
+    let is_by_program = match header.protocol {
+        RouteProtocol::IcmpRedirect | RouteProtocol::Ra | RouteProtocol::Dhcp => false,
+        RouteProtocol::Kernel => {
+            address.is_ipv4() || !has(RouteAttribute::Priority(ADDRCONF_METRIC))
+        }
+        _ => true,
+    };
+    let is_host_route = header.kind == RouteType::Unicast
+        && header.destination_prefix_length == longest
+        && has(RouteAttribute::Oif(link))
+        && gateway_links(route).is_empty();
+    let is_special = is_link_local || address.is_multicast() || address.is_loopback();
+    (is_host_route && is_by_program && !is_special).then_some(address)
 }
 
 fn address_of(message: &AddressMessage) -> Option<IpAddr> {
@@ -264,5 +339,102 @@ pub(super) fn ip_of(address: &RouteAddress) -> Option<IpAddr> {
         RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
         RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_route::route::RouteScope;
+
+    use super::*;
+
+    const LINK: u32 = 7;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn route(to: &str, protocol: RouteProtocol, more: &[RouteAttribute]) -> RouteMessage {
+        let address = ip(to);
+        let mut route = RouteMessage::default();
+        route.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        route.header.protocol = protocol;
+        route.header.kind = RouteType::Unicast;
+        route.header.scope = RouteScope::Link;
+        route.attributes = vec![
+            RouteAttribute::Destination(address.into()),
+            RouteAttribute::Oif(LINK),
+        ];
+        route.attributes.extend_from_slice(more);
+        route
+    }
+
+    #[test]
+    fn only_a_program_on_this_node_adds_a_host_route_to_a_pod() {
+        let gateway = RouteAttribute::Gateway(ip("10.244.1.1").into());
+        let metric = RouteAttribute::Priority;
+        let (boot, kernel) = (RouteProtocol::Boot, RouteProtocol::Kernel);
+        for (claim, route, wanted) in [
+            ("most CNI plugins", route("10.244.1.5", boot, &[]), true),
+            ("Cilium", route("10.244.1.5", kernel, &[]), true),
+            (
+                "Cilium with IPv6",
+                route("fd00:244::5", kernel, &[metric(1024)]),
+                true,
+            ),
+            (
+                "router advertisement",
+                route("fd00:244::5", kernel, &[metric(256)]),
+                false,
+            ),
+            (
+                "route information",
+                route("fd00:244::5", RouteProtocol::Ra, &[]),
+                false,
+            ),
+            ("DHCP", route("10.244.1.5", RouteProtocol::Dhcp, &[]), false),
+            (
+                "redirect",
+                route("10.244.1.5", RouteProtocol::IcmpRedirect, &[]),
+                false,
+            ),
+            (
+                "via a gateway",
+                route("10.244.1.5", boot, &[gateway]),
+                false,
+            ),
+            ("link-local", route("169.254.1.1", boot, &[]), false),
+            ("link-local IPv6", route("fe80::1", boot, &[]), false),
+        ] {
+            assert_eq!(host_route(&route, LINK).is_some(), wanted, "{claim}");
+            assert_eq!(host_route(&route, LINK + 1), None, "{claim}: another link");
+        }
+        let mut of_this_node = route("10.244.1.1", kernel, &[]);
+        of_this_node.header.kind = RouteType::Local;
+        assert_eq!(host_route(&of_this_node, LINK), None);
+        let mut subnet = route("10.244.1.0", boot, &[]);
+        subnet.header.destination_prefix_length = 24;
+        assert_eq!(host_route(&subnet, LINK), None);
+    }
+
+    #[test]
+    fn single_addresses_and_the_link_local_ones_of_every_link_have_no_subnet() {
+        let subnet = |address: &str, length, flags| {
+            let mut message = AddressMessage::default();
+            message.header.prefix_len = length;
+            message.header.flags = flags;
+            message.attributes = vec![AddressAttribute::Address(ip(address))];
+            subnet_of(&message)
+        };
+        let permanent = AddressHeaderFlags::Permanent;
+        let found = subnet("10.244.1.1", 24, permanent).expect("a subnet");
+        assert_eq!(found.prefix.to_string(), "10.244.1.0/24");
+        assert!(found.is_permanent);
+        let found = subnet("fd00:244::1", 64, AddressHeaderFlags::empty()).expect("a subnet");
+        assert!(!found.is_permanent);
+        assert_eq!(subnet("10.244.1.1", 32, permanent), None);
+        assert_eq!(subnet("fd00:244::1", 128, permanent), None);
+        assert_eq!(subnet("fe80::1", 64, permanent), None);
+        assert!(subnet("169.254.7.7", 16, permanent).is_some());
     }
 }

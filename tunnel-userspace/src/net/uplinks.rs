@@ -1,9 +1,15 @@
-//! Detects uplinks, which are links that lead outside the node. A link is an uplink unless it is known to
-//! lead to pods on this node, so that links of unknown kinds are guarded.
+//! Classifies this node's links: uplinks lead outside the node, and pod links lead to pods on this node. A link
+//! is a pod link only if a pod's address is reached over it, or if the config names it, so that links of unknown
+//! purpose are not trusted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
-/// The attributes of a link that decide whether it is an uplink.
+use tunnel_common::{addr::Address, steering::Prefix};
+
+/// The attributes of a link that decide where it leads.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Link {
     pub(super) index: u32,
@@ -11,6 +17,18 @@ pub(super) struct Link {
     pub(super) kind: LinkKind,
     /// The index of the bridge that the link is a port of, if any.
     pub(super) bridge: Option<u32>,
+    /// The subnets of this node's addresses on the link, except link-local IPv6 subnets and single addresses.
+    pub(super) subnets: Vec<Subnet>,
+    /// The addresses to which a program has added a host route over the link, without a gateway.
+    pub(super) reached: Vec<IpAddr>,
+}
+
+/// The subnet of an address of this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Subnet {
+    pub(super) prefix: Prefix,
+    /// False if the address has a limited lifetime, because a router or a DHCP server on the link chose it.
+    pub(super) is_permanent: bool,
 }
 
 /// The kind of a link. All but `Other` may lead to pods.
@@ -23,144 +41,234 @@ pub(super) enum LinkKind {
     Other,
 }
 
-/// The links, classified by whether they lead outside the node.
-#[derive(Debug, Eq, PartialEq)]
+/// The address ranges that the addresses of this node's pods are in. Empty if they are unknown.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PodRanges {
+    /// The ranges in the config (`service.clusterCIDRs`).
+    pub configured: Vec<Prefix>,
+    /// The ranges in this node's Node object (`spec.podCIDRs`), which not every CNI plugin uses.
+    pub of_node: Vec<Prefix>,
+}
+
+impl PodRanges {
+    /// Returns all ranges.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Prefix> {
+        self.configured.iter().chain(&self.of_node)
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        let address = Address::from_ip(address);
+        self.all().any(|range| range.contains(&address))
+    }
+
+    fn contains_all_of(&self, subnet: &Prefix) -> bool {
+        self.all()
+            .any(|range| range.length() <= subnet.length() && range.contains(&subnet.network()))
+    }
+
+    fn is_known(&self, is_v4: bool) -> bool {
+        self.all().any(|range| range.is_v4() == is_v4)
+    }
+
+    fn is_configured(&self, is_v4: bool) -> bool {
+        self.configured.iter().any(|range| range.is_v4() == is_v4)
+    }
+}
+
+/// The settings that decide how links are classified.
+#[derive(Clone, Debug, Default)]
+pub struct LinkSettings {
+    /// The names of the uplinks (`service.uplinks`). If empty, the uplinks are detected.
+    pub uplinks: Vec<String>,
+    /// The names of links that lead to pods (`service.podLinks`). A name may end with `*`, which stands for any text.
+    pub pod_links: Vec<String>,
+    /// The configured ranges of the pods' addresses (`service.clusterCIDRs`).
+    pub pod_ranges: Vec<Prefix>,
+}
+
+impl LinkSettings {
+    pub(super) fn rules<'a>(
+        &'a self,
+        ranges: &'a PodRanges,
+        gateways: &'a BTreeSet<u32>,
+        former_uplinks: &'a BTreeSet<u32>,
+    ) -> Rules<'a> {
+        Rules {
+            uplinks: &self.uplinks,
+            pod_links: &self.pod_links,
+            ranges,
+            gateways,
+            former_uplinks,
+        }
+    }
+}
+
+/// The settings and the history that decide how links are classified.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    /// The names of the uplinks (`service.uplinks`); if empty, the uplinks are detected.
+    pub(super) uplinks: &'a [String],
+    /// The names of pod links (`service.podLinks`). A name may end with `*`.
+    pub(super) pod_links: &'a [String],
+    pub(super) ranges: &'a PodRanges,
+    /// The indices of the links that are used by routes via a gateway.
+    pub(super) gateways: &'a BTreeSet<u32>,
+    /// The indices of the links that were uplinks earlier.
+    pub(super) former_uplinks: &'a BTreeSet<u32>,
+}
+
+/// The links, classified by where they lead.
+#[derive(Debug, Default, Eq, PartialEq)]
 pub(super) struct ClassifiedLinks {
     /// The names of the uplinks, by link index.
     pub(super) uplinks: BTreeMap<u32, String>,
-    /// The indices of the inside links, which don't lead outside the node.
+    /// The names of the links over which the connections of pods arrive.
+    pub(super) pod_links: Vec<String>,
+    /// The indices of the links over which steered connections may arrive: loopback and the pod links.
     pub(super) inside_links: BTreeSet<u32>,
+    /// The names of the links that may lead to pods, but over which no pod's address is reached. They have no
+    /// guard, since a pod's route may be about to appear, and the ingress resets connections over them.
+    pub(super) unproven_links: Vec<String>,
     /// A configured uplink name that no link has.
     pub(super) missing: Option<String>,
 }
 
-/// Classifies the links. The uplinks are the `configured` links, or, if none are configured, all links that
-/// don't lead to pods. Loopback, pairs into other namespaces, and bridges whose ports are all such pairs
-/// count as leading to pods, unless they are used by a route via a gateway (`gateways`) or were uplinks
-/// earlier (`former_uplinks`). While no link has one of the configured names, links that seem to lead outside
-/// are neither uplinks nor inside links.
-pub(super) fn classify(
-    links: &[Link],
-    gateways: &BTreeSet<u32>,
-    configured: &[String],
-    former_uplinks: &BTreeSet<u32>,
-) -> ClassifiedLinks {
-    let seems_outside =
-        |link: &Link| !is_inside(link, links, gateways) || former_uplinks.contains(&link.index);
+/// The place that a link leads to, as far as it can be detected.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Destination {
+    Outside,
+    Pods,
+    Unproven,
+}
+
+/// Classifies the links. The uplinks are the `uplinks` in the rules, and all other links are then pod links. If the
+/// rules name no uplink, where each link leads is detected. The links in `pod_links` are pod links in any case. While
+/// no link has one of the configured names, links that seem to lead outside are neither uplinks nor pod links.
+pub(super) fn classify(links: &[Link], rules: Rules<'_>) -> ClassifiedLinks {
     let is_there = |name: &String| links.iter().any(|link| link.name == *name);
-    let missing = configured.iter().find(|name| !is_there(name)).cloned();
-    let is_uplink = |link: &Link| {
-        if configured.is_empty() {
-            seems_outside(link)
-        } else {
-            configured.contains(&link.name)
-        }
+    let mut classified = ClassifiedLinks {
+        missing: rules.uplinks.iter().find(|name| !is_there(name)).cloned(),
+        ..ClassifiedLinks::default()
     };
-    let is_outside = |link: &Link| is_uplink(link) || missing.is_some() && seems_outside(link);
-    ClassifiedLinks {
-        uplinks: links
-            .iter()
-            .filter(|link| is_uplink(link))
-            .map(|link| (link.index, link.name.clone()))
-            .collect(),
-        inside_links: links
-            .iter()
-            .filter(|link| !is_outside(link))
-            .map(|link| link.index)
-            .collect(),
-        missing,
-    }
-}
-
-fn is_inside(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
-    match link.kind {
-        LinkKind::Loopback => true,
-        LinkKind::Pair => {
-            !gateways.contains(&link.index) && !has_outside_bridge(link, links, gateways)
+    let is_complete = !rules.uplinks.is_empty() && classified.missing.is_none();
+    for link in links {
+        let detected = rules.detect(link, links);
+        let destination = if rules.uplinks.contains(&link.name) {
+            Destination::Outside
+        } else if link.kind == LinkKind::Loopback || is_complete || rules.names_pod_link(&link.name)
+        {
+            Destination::Pods
+        } else {
+            detected
+        };
+        match destination {
+            // While a configured name is missing, the link may be the one that should have it.
+            Destination::Outside => {
+                // While a configured name is missing, the link may be the one that should have it.
+                if classified.missing.is_none() || rules.uplinks.contains(&link.name) {
+                    classified.uplinks.insert(link.index, link.name.clone());
+                }
+            }
+            Destination::Pods => {
+                classified.inside_links.insert(link.index);
+                if link.kind != LinkKind::Loopback && link.bridge.is_none() {
+                    classified.pod_links.push(link.name.clone());
+                }
+            }
+            Destination::Unproven if link.bridge.is_none() => {
+                classified.unproven_links.push(link.name.clone());
+            }
+            Destination::Unproven => {}
         }
-        LinkKind::Bridge => is_inner_bridge(link, links, gateways),
-        LinkKind::Other => false,
+    }
+    classified
+}
+
+/// Returns true if an entry of `service.podLinks` matches the name of a link.
+pub fn matches_link(entry: &str, name: &str) -> bool {
+    match entry.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == entry,
     }
 }
 
-/// Returns true if a link is a port of a bridge that is used by a route via a gateway.
-fn has_outside_bridge(link: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
-    let bridge = links.iter().find(|other| Some(other.index) == link.bridge);
-    bridge.is_some_and(|bridge| gateways.contains(&bridge.index))
-}
+impl Rules<'_> {
+    fn names_pod_link(&self, name: &str) -> bool {
+        let mut entries = self.pod_links.iter();
+        entries.any(|entry| matches_link(entry, name))
+    }
 
-fn is_inner_bridge(bridge: &Link, links: &[Link], gateways: &BTreeSet<u32>) -> bool {
-    let mut ports = links
-        .iter()
-        .filter(|port| port.bridge == Some(bridge.index));
-    !gateways.contains(&bridge.index) && ports.all(|port| port.kind == LinkKind::Pair)
+    fn detect(&self, link: &Link, links: &[Link]) -> Destination {
+        match link.kind {
+            LinkKind::Loopback => Destination::Pods,
+            LinkKind::Other => Destination::Outside,
+            LinkKind::Bridge => self.detect_bridge(link, links),
+            LinkKind::Pair => {
+                let is_master = |other: &&Link| {
+                    Some(other.index) == link.bridge && other.kind == LinkKind::Bridge
+                };
+                match links.iter().find(is_master) {
+                    None => self.detect_endpoint(link),
+                    Some(bridge) if self.gateways.contains(&bridge.index) => Destination::Outside,
+                    // The connections arrive over the bridge itself, which has a guard if it leads outside.
+                    Some(bridge) => match self.detect_bridge(bridge, links) {
+                        Destination::Pods => Destination::Pods,
+                        Destination::Outside | Destination::Unproven => Destination::Unproven,
+                    },
+                }
+            }
+        }
+    }
+
+    fn detect_bridge(&self, bridge: &Link, links: &[Link]) -> Destination {
+        let mut ports = links
+            .iter()
+            .filter(|port| port.bridge == Some(bridge.index));
+        if ports.all(|port| port.kind == LinkKind::Pair) {
+            self.detect_endpoint(bridge)
+        } else {
+            Destination::Outside
+        }
+    }
+
+    /// Detects where a pair, or a bridge whose ports are all pairs, leads.
+    fn detect_endpoint(&self, link: &Link) -> Destination {
+        let ranges = self.ranges;
+        if self.gateways.contains(&link.index) {
+            return Destination::Outside;
+        }
+        let is_foreign = |subnet: &Subnet| {
+            let prefix = &subnet.prefix;
+            if ranges.is_known(prefix.is_v4()) {
+                !ranges.contains_all_of(prefix)
+            } else {
+                // A bridge of pods has a subnet. A pod's own link has none, since the pod is its only neighbour.
+                link.kind == LinkKind::Pair
+            }
+        };
+        if link.subnets.iter().any(is_foreign) {
+            return Destination::Outside;
+        }
+        let is_of_pods =
+            |subnet: &Subnet| subnet.is_permanent && ranges.contains_all_of(&subnet.prefix);
+        let reaches_pod = link.reached.iter().any(|address| ranges.contains(*address));
+        if reaches_pod || link.subnets.iter().any(is_of_pods) {
+            return Destination::Pods;
+        }
+        // An uplink that has lost its routes and addresses must not be taken for a pod link.
+        if self.former_uplinks.contains(&link.index) {
+            return Destination::Outside;
+        }
+        let is_unknown = [true, false].map(|is_v4| ranges.is_known(is_v4)) == [false; 2];
+        // Many CNI plugins take addresses from ranges of their own, and not from the Node object's.
+        let mut reached = link.reached.iter();
+        if is_unknown || reached.any(|address| !ranges.is_configured(address.is_ipv4())) {
+            Destination::Pods
+        } else {
+            Destination::Unproven
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn link(index: u32, kind: LinkKind, bridge: Option<u32>) -> Link {
-        Link {
-            index,
-            name: format!("link{index}"),
-            kind,
-            bridge,
-        }
-    }
-
-    #[test]
-    fn loopback_and_links_to_pods_are_inside_and_all_others_are_uplinks() {
-        let all_links = [
-            link(1, LinkKind::Loopback, None),
-            link(2, LinkKind::Other, None),
-            link(3, LinkKind::Pair, None),
-            link(4, LinkKind::Bridge, None),
-            link(5, LinkKind::Pair, Some(4)),
-            link(6, LinkKind::Other, Some(4)),
-        ];
-        let rows: [(_, [&[u32]; 4]); 6] = [
-            ("loopback and a pair", [&[1, 2, 3], &[2], &[], &[2]]),
-            ("a pair before a gateway", [&[3, 5], &[3], &[], &[3]]),
-            ("a former uplink", [&[1, 3], &[], &[3], &[3]]),
-            ("a bridge of pods", [&[4, 5], &[], &[], &[]]),
-            ("a bridge with a way out", [&[4, 5, 6], &[], &[], &[4, 6]]),
-            ("a bridge at a gateway", [&[4, 5], &[4], &[], &[4, 5]]),
-        ];
-        for (claim, [there, gateways, former, uplinks]) in rows {
-            let set = |indices: &[u32]| BTreeSet::from_iter(indices.iter().copied());
-            let is_there = |link: &&Link| there.contains(&link.index);
-            let links: Vec<_> = all_links.iter().filter(is_there).cloned().collect();
-
-            let found = classify(&links, &set(gateways), &[], &set(former));
-
-            let found_uplinks: Vec<_> = found.uplinks.into_keys().collect();
-            assert_eq!(found_uplinks, uplinks, "{claim}");
-            assert_eq!(found.inside_links, &set(there) - &set(uplinks), "{claim}");
-        }
-    }
-
-    #[test]
-    fn the_config_overrides_the_detection() {
-        let links = [
-            link(1, LinkKind::Loopback, None),
-            link(2, LinkKind::Other, None),
-            link(3, LinkKind::Pair, None),
-        ];
-        let configured = |names: &[&str]| {
-            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-            classify(&links, &BTreeSet::new(), &names, &BTreeSet::new())
-        };
-
-        let found = configured(&["link3"]);
-        assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
-        assert_eq!(found.inside_links, BTreeSet::from([1, 2]));
-
-        // While link9 is missing, link2 may be link9 under another name, so it is neither an uplink nor an
-        // inside link.
-        let found = configured(&["link3", "link9"]);
-        assert_eq!(found.missing.as_deref(), Some("link9"));
-        assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
-        assert_eq!(found.inside_links, BTreeSet::from([1]));
-    }
-}
+mod tests;

@@ -83,6 +83,8 @@ pub struct SteeringReconciler<M> {
     /// The number of problems that have occurred since this process started, by reason.
     pub(super) reason_counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<SteeringTargets>>,
+    /// The pod ranges in this node's Node object.
+    pod_ranges: watch::Sender<Arc<[Prefix]>>,
 }
 
 impl<M: SteeringMaps> SteeringReconciler<M> {
@@ -130,6 +132,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             known_problems: BTreeSet::new(),
             reason_counts: BTreeMap::new(),
             targets: watch::Sender::default(),
+            pod_ranges: watch::Sender::new(Arc::new([])),
         };
         // A process that was killed may have left behind records that no key refers to.
         for index in steering.unreferenced_records() {
@@ -175,10 +178,31 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.has_changed |= changed.any(|address| self.plan.claimed.contains(address));
     }
 
+    /// Returns a receiver for the pod ranges in this node's Node object.
+    #[must_use]
+    pub fn pod_ranges(&self) -> watch::Receiver<Arc<[Prefix]>> {
+        self.pod_ranges.subscribe()
+    }
+
+    /// Publishes the pod ranges of this node. If the Node object is deleted, they stay in use.
+    fn publish_pod_ranges(&self, node: &Node) {
+        let ranges = node.pod_cidrs.iter();
+        let ranges = ranges.filter_map(|(network, length)| {
+            Prefix::containing(Address::from_ip(*network), *length)
+        });
+        publish::publish_if_changed(&self.pod_ranges, ranges.collect());
+    }
+
     /// Applies the changes in an update. Doesn't write to the maps.
     pub fn update(&mut self, update: &ClusterUpdate) {
         for (name, node) in &update.nodes {
             self.has_changed = true;
+            let rules = self.settings.rules.as_ref();
+            if let Some(node) = node
+                && rules.is_some_and(|rules| *rules.own_node == *name.name)
+            {
+                self.publish_pod_ranges(node);
+            }
             match node {
                 Some(node) => self.nodes.insert(name.clone(), Arc::clone(node)),
                 None => self.nodes.remove(name),

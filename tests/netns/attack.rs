@@ -2,6 +2,7 @@
 //! ingress. Each test asserts that the victim's connections and replies are the same as without the attack, and
 //! that the attacker, or whatever is damaged or full, is named.
 
+mod client_rules;
 mod connected_peer;
 mod damage;
 mod file_locks;

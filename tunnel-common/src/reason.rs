@@ -191,6 +191,8 @@ reasons! {
         AddressDisputed = 66, "address_disputed", "several nodes have this address; refused if it is unknown which edge node had it first";
         /// An edge node's address is steered, although nothing confirms that the node has it.
         AddressUnconfirmed = 67, "address_unconfirmed", "steered, although tunnel.steering.nodeCIDRs does not confirm that the address is an edge node's";
+        /// A client was refused that may not use the ingress.
+        ClientNotAllowed = 68, "client_not_allowed", "refused: tunnel.steering.allow does not list the client";
         /// The gateway has refused or ended a session, although the agent's certificate is valid.
         SessionRevoked = 70, "session_revoked", "revoked by the gateway: the deny list has the node or its certificate, there is no Node object, or `culvert nodes end` was called";
         /// No byte of the stream moved for the configured time.

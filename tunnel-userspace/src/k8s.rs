@@ -6,6 +6,7 @@ mod config_map;
 mod endpoint_slice;
 mod json;
 mod node;
+mod pod;
 mod received;
 mod service;
 mod service_cidr;
@@ -243,11 +244,12 @@ struct KindParser {
     parse_text: fn(&str) -> Option<Result<Manifest, ParseError>>,
 }
 
-static PARSERS: [KindParser; 5] = [
+static PARSERS: [KindParser; 6] = [
     KindParser::new::<v1::Service>(),
     KindParser::new::<discovery::EndpointSlice>(),
     KindParser::new::<v1::Node>(),
     KindParser::new::<v1::ConfigMap>(),
+    KindParser::new::<v1::Pod>(),
     KindParser {
         other_version: Some("networking.k8s.io/v1beta1"),
         ..KindParser::new::<networking::ServiceCIDR>()
@@ -334,7 +336,7 @@ fn parse_id(kind: Kind, fields: &Map<String, Value>) -> Result<ObjectId, FieldEr
     let name = required_string(metadata, "name", "metadata.name")?;
     let namespace = match kind {
         Kind::Node | Kind::ServiceCidr => None,
-        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => {
+        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap | Kind::Pod => {
             optional_string(metadata, "namespace", "metadata.namespace")?
         }
     };
@@ -352,7 +354,9 @@ fn object_id(kind: Kind, name: &str, namespace: Option<&str>) -> Result<ObjectId
     };
     let namespace = match kind {
         Kind::Node | Kind::ServiceCidr => "",
-        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap => namespace.unwrap_or("default"),
+        Kind::Service | Kind::EndpointSlice | Kind::ConfigMap | Kind::Pod => {
+            namespace.unwrap_or("default")
+        }
     };
     for (field, text) in [("metadata.name", name), ("metadata.namespace", namespace)] {
         if !is_name(text) {

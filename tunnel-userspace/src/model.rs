@@ -10,6 +10,7 @@ mod namespace;
 mod node;
 mod node_list;
 mod object_warning;
+mod pod;
 mod protocol;
 mod selector;
 mod service;
@@ -29,6 +30,7 @@ pub use namespace::intern_namespace;
 pub use node::{ConfigMap, NODE_POOL_LABEL, Node, ServiceCidr, ZONE_LABEL};
 pub use node_list::NodeList;
 pub use object_warning::ObjectWarning;
+pub use pod::{Pod, PodNamespaces};
 pub use selector::{Selector, SelectorError};
 use serde::{Deserialize, Serialize};
 pub use service::{
@@ -100,6 +102,8 @@ pub enum Object {
     ConfigMap(Arc<ConfigMap>),
     /// A ServiceCIDR.
     ServiceCidr(Arc<ServiceCidr>),
+    /// A Pod.
+    Pod(Arc<Pod>),
 }
 
 /// The kind and name that identify an object in the cluster.
@@ -139,6 +143,8 @@ pub enum Kind {
     /// The `networking.k8s.io/v1` ServiceCIDR kind.
     #[serde(rename = "ServiceCIDR")]
     ServiceCidr,
+    /// The `v1` Pod kind.
+    Pod,
 }
 
 impl fmt::Display for Kind {
@@ -149,6 +155,7 @@ impl fmt::Display for Kind {
             Self::Node => "Node",
             Self::ConfigMap => "ConfigMap",
             Self::ServiceCidr => "ServiceCIDR",
+            Self::Pod => "Pod",
         })
     }
 }
@@ -163,6 +170,7 @@ impl Object {
             Self::Node(_) => Kind::Node,
             Self::ConfigMap(_) => Kind::ConfigMap,
             Self::ServiceCidr(_) => Kind::ServiceCidr,
+            Self::Pod(_) => Kind::Pod,
         }
     }
 
@@ -175,6 +183,7 @@ impl Object {
             Self::Node(object) => &object.name,
             Self::ConfigMap(object) => &object.name,
             Self::ServiceCidr(object) => &object.name,
+            Self::Pod(object) => &object.name,
         }
     }
 

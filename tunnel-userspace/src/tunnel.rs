@@ -11,6 +11,7 @@ mod agent_session;
 mod agent_state;
 mod allow_list;
 mod backoff;
+mod client_rules;
 mod client_shares;
 mod copy;
 mod dial;
@@ -39,6 +40,7 @@ use std::time::Duration;
 
 pub use access::AccessInputs;
 pub use agent_state::{AgentState, AgentView, ConnectionState, ConnectionView};
+pub use client_rules::{ClientRules, ENTRY_FORM, is_client_entry, is_namespace_entry};
 pub use client_shares::ClientView;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

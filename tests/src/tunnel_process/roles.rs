@@ -101,6 +101,8 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
         ingress::IngressSettings {
             prefixes: vec![prefix],
             listen: settings.ingress,
+            allow: None,
+            pods: watch::channel(Arc::default()).1,
         },
         common,
         targets,

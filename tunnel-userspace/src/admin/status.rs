@@ -118,7 +118,8 @@ pub struct NodeStatus {
     pub deny_list: Option<DenyListState>,
     /// The number of objects that the sources have read, and the problems found in them.
     pub source: serde_json::Value,
-    /// The kernel programs' counters, by reason, since the maps were created.
+    /// The kernel programs' counters since the maps were created, and the tunnel's since the daemon started, by
+    /// reason.
     pub reasons: BTreeMap<String, u64>,
     /// The number of open sockets connected to a backend, as counted by the kernel programs.
     #[serde(default)]
@@ -134,10 +135,10 @@ impl NodeStatus {
     /// Returns the node's current status.
     pub(super) fn of(views: &NodeViews) -> Self {
         let readiness = Readiness::of(views);
-        let counts = (views.kernel_counters)().into_iter();
+        let tunnel = (views.tunnel)();
+        let counts = (views.kernel_counters)().into_iter().chain(tunnel.counts);
         let reasons = counts.map(|(reason, n)| (reason.label().to_owned(), n));
         let source = serde_json::to_value((views.source_report)());
-        let tunnel = (views.tunnel)();
         Self {
             ready: readiness.ready,
             not_ready: readiness.summary(),

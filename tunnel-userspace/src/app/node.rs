@@ -79,6 +79,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
     save_held_addresses(&config, &mut kernel, &mut tasks);
     let targets = kernel.reconcile_loop.steering().targets();
     let node_ranges = kernel.reconcile_loop.steering().pod_ranges();
+    let pods = kernel.reconcile_loop.steering().pod_namespaces();
     let mut tunnel = NodeTunnel::open(&config, &mut tasks);
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
     let (drain_view, stopping) = watch::channel(None);
@@ -122,16 +123,12 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
         if let Some((network, inside)) =
             start_steering(&config, guard, links, node_ranges, network_view).await?
         {
-            tunnel.start_ingress(&config, targets, inside, &waiting);
+            tunnel.start_ingress(&config, targets, inside, pods, &waiting);
             tasks.start("net", network.run(tasks.draining()));
         }
         attachment_check::start(attachment, &config, attachment_view, &mut tasks);
-        socket_termination::start(
-            &config,
-            sockets,
-            reconcile_loop.backend_removals(),
-            &mut tasks,
-        );
+        let removals = reconcile_loop.backend_removals();
+        socket_termination::start(&config, sockets, removals, &mut tasks);
         tasks.start(
             "reconcile",
             reconcile_loop.run(store, addresses, tasks.draining()),

@@ -15,10 +15,10 @@ use crate::{
     config::Config,
     identity::{CertificateReceiver, CertificateStore, DenyListReceiver, DenyListStore, Role},
     listen::{self, UnboundPorts},
-    model::{NodeList, ObjectWarning, SteeringTargets},
+    model::{NodeList, ObjectWarning, PodNamespaces, SteeringTargets},
     tasks::Tasks,
     tunnel::{
-        AccessInputs, CommonSettings, Sessions,
+        AccessInputs, ClientRules, CommonSettings, Sessions,
         gateway::Gateway,
         ingress::{self, Ingress},
     },
@@ -148,12 +148,14 @@ impl NodeTunnel {
     }
 
     /// Starts the ingress, which accepts steered connections. `targets` maps the index in a steering address
-    /// to a node and port; `inside` contains the links from which the ingress accepts connections.
+    /// to a node and port; `inside` contains the links from which the ingress accepts connections, and `pods` the
+    /// namespaces of this node's Pods.
     pub(super) fn start_ingress(
         &mut self,
         config: &Config,
         targets: watch::Receiver<Arc<SteeringTargets>>,
         inside: watch::Receiver<Arc<BTreeSet<u32>>>,
+        pods: watch::Receiver<Arc<PodNamespaces>>,
         unbound_ports: &UnboundPorts,
     ) {
         let Some(steering) = &config.tunnel.steering else {
@@ -163,6 +165,8 @@ impl NodeTunnel {
         let settings = ingress::IngressSettings {
             prefixes: steering.ranges(),
             listen,
+            allow: steering.allow.as_deref().map(ClientRules::parse),
+            pods,
         };
         let (common, sessions) = (common_settings(config), Arc::clone(&self.sessions));
         let bind = move || {

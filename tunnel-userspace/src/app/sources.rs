@@ -99,6 +99,7 @@ fn scope(config: &Config) -> Result<kube::KubeScope, RoleError> {
     let steering = steering_rules(config)?.map(|rules| kube::SteeringScope {
         labels: rules.edge_selector.keys().map(str::to_owned).collect(),
         config_map: rules.config_map,
+        pods: config.tunnel.allows_namespaces(),
     });
     Ok(kube::KubeScope {
         node: config.node_name.clone(),

@@ -113,6 +113,10 @@ fn an_invalid_value_is_refused_with_its_field() {
         service: { podLinks: [cni0, '*'] } => service.podLinks[1]: `*` is not the name of an interface
         service: { podLinks: ['l*c'] } => service.podLinks[0]: `l*c` is not the name of an interface
         service: { podLinks: ['eth*'], uplinks: [eth0] } => service.podLinks[0]: `eth*` matches an interface
+        tunnel: { gateway: {}, identity: { files: { ca: a, cert: b, key: c } }, steering: { allow: [] } } => \
+            tunnel.steering.allow: must have at least one entry
+        tunnel: { gateway: {}, identity: { files: { ca: a, cert: b, key: c } }, steering: { allow: [host, ns] } } => \
+            tunnel.steering.allow[1]: `ns` is not host, a CIDR
         stateDir: '' => stateDir
         bpf: { bpffs: '' } => bpf.bpffs
         service: { localListeners: [0, 4294967295] } => service.localListeners[1]: 4294967295 is not the id of a user

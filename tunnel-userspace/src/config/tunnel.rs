@@ -11,9 +11,9 @@ use crate::{
     identity::IdentityFiles,
     model::Selector,
     tunnel::{
-        SessionLimits,
+        ENTRY_FORM, SessionLimits,
         agent::{self, is_allowed_target},
-        gateway,
+        gateway, is_client_entry, is_namespace_entry,
     },
 };
 
@@ -116,6 +116,14 @@ impl TunnelConfig {
         Ok(())
     }
 
+    /// Returns true if only the Pods of some namespaces may use the ingress, so that this node's Pods must be known.
+    #[must_use]
+    pub fn allows_namespaces(&self) -> bool {
+        let steering = self.steering.as_ref();
+        let allow = steering.and_then(|steering| steering.allow.as_ref());
+        allow.is_some_and(|allow| allow.iter().any(|entry| is_namespace_entry(entry)))
+    }
+
     /// Returns the file paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let files = self.identity.iter_mut().map(|identity| &mut identity.files);
@@ -146,6 +154,10 @@ pub struct SteeringConfig {
     pub route_protocol: u8,
     /// The ConfigMap that lists additional ports to steer, as `namespace/name`.
     pub config_map: String,
+    /// The clients that may use the ingress: `host`, CIDRs, and `namespace:NAME`. If absent, every process and pod
+    /// of this node may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow: Option<Vec<String>>,
 }
 
 impl Default for SteeringConfig {
@@ -158,6 +170,7 @@ impl Default for SteeringConfig {
             on_ingress_down: OnIngressDown::Refuse,
             route_protocol: 176,
             config_map: "kube-system/yurt-tunnel-server-cfg".to_owned(),
+            allow: None,
         }
     }
 }
@@ -214,6 +227,13 @@ impl SteeringConfig {
                 "steering.onIngressDown",
                 "`pass` is not implemented yet; use `refuse`",
             );
+        }
+        if let Some(allow) = &self.allow {
+            if allow.is_empty() {
+                let reason = "must have at least one entry; omit the field to allow every client";
+                return tunnel_error("steering.allow", reason);
+            }
+            check_each("tunnel.steering.allow", allow, is_client_entry, ENTRY_FORM)?;
         }
         match self.config_map.split_once('/') {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(()),

@@ -117,7 +117,7 @@ fn camel_case(reason: Reason) -> String {
 
 const fn api_version(kind: Kind) -> &'static str {
     match kind {
-        Kind::Service | Kind::Node | Kind::ConfigMap => "v1",
+        Kind::Service | Kind::Node | Kind::ConfigMap | Kind::Pod => "v1",
         Kind::EndpointSlice => "discovery.k8s.io/v1",
         Kind::ServiceCidr => "networking.k8s.io/v1",
     }

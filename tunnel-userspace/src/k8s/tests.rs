@@ -157,6 +157,38 @@ fn the_pod_ranges_of_a_node_are_read_and_invalid_ones_are_ignored() {
 }
 
 #[test]
+fn a_pod_is_read_only_while_it_has_addresses_of_its_own() {
+    let pod = |spec: Value, status: Value| {
+        let manifest = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web-1", "namespace": "shop"}, "spec": spec, "status": status,
+        });
+        let Manifest::Object(ParsedObject {
+            object: Object::Pod(pod),
+            ignored,
+        }) = parse(manifest).expect("a Pod")
+        else {
+            return None;
+        };
+        Some((pod.ips.clone(), ignored.len()))
+    };
+    let status =
+        |phase: &str| json!({"phase": phase, "podIPs": [{"ip": "10.1.0.5"}, {"ip": "fd00::5"}]});
+    let spec = || json!({"nodeName": "node-a", "containers": []});
+
+    let both = vec![ip("10.1.0.5"), ip("fd00::5")];
+    assert_eq!(pod(spec(), status("Running")), Some((both, 0)));
+    assert_eq!(pod(spec(), status("Succeeded")), None);
+    assert_eq!(pod(spec(), status("Failed")), None);
+    assert_eq!(pod(spec(), json!({"phase": "Pending"})), None);
+    assert_eq!(pod(json!({"containers": []}), status("Pending")), None);
+    let host = json!({"nodeName": "node-a", "hostNetwork": true, "containers": []});
+    assert_eq!(pod(host, status("Running")), None);
+    let partly = json!({"podIPs": [{"ip": "127.0.0.1"}, {"ip": "10.1.0.5"}]});
+    assert_eq!(pod(spec(), partly), Some((vec![ip("10.1.0.5")], 1)));
+}
+
+#[test]
 fn a_node_that_is_being_removed_gets_no_traffic_from_load_balancers() {
     let eligible = |extra: Value, pointer: &str| {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
@@ -237,7 +269,7 @@ fn unknown_kinds_and_kinds_of_other_api_groups_are_named() {
     for name in [
         "apps/v1 Deployment",
         "serving.knative.dev/v1 Service",
-        "v1 PodList",
+        "v1 SecretList",
         "Thing",
     ] {
         let (version, kind) = name.split_once(' ').unwrap_or(("", name));

@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use super::{ConfigMap, EndpointSlice, Node, ObjectName, Service};
+use super::{ConfigMap, EndpointSlice, Node, ObjectName, Pod, Service};
 
 /// The objects that have changed in the sources since the last update. `None` stands for a deleted
 /// object.
@@ -13,6 +13,8 @@ pub struct ClusterUpdate {
     pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
     /// The ConfigMaps that have changed.
     pub config_maps: Vec<(ObjectName, Option<Arc<ConfigMap>>)>,
+    /// The Pods that have changed.
+    pub pods: Vec<(ObjectName, Option<Arc<Pod>>)>,
     /// True if every source has delivered its first complete list. No BPF maps are written before that.
     pub synced: bool,
     /// True if all objects and files in the sources could be used. Otherwise, an object was rejected or a

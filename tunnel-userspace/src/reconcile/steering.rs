@@ -5,6 +5,7 @@
 
 mod held_addresses;
 mod index_allocation;
+mod pod_namespaces;
 mod view;
 
 use std::{
@@ -26,6 +27,7 @@ pub(super) use self::index_allocation::nanos;
 use self::{
     held_addresses::HeldAddresses,
     index_allocation::{FreeIndices, steering_address},
+    pod_namespaces::LocalPods,
 };
 pub use self::{index_allocation::QUARANTINE, view::SteeringView};
 use super::{
@@ -33,7 +35,9 @@ use super::{
     map_sync::to_usize,
 };
 use crate::{
-    model::{ClusterUpdate, ConfigMap, LinkNetworks, Node, ObjectName, SteeringTargets},
+    model::{
+        ClusterUpdate, ConfigMap, LinkNetworks, Node, ObjectName, PodNamespaces, SteeringTargets,
+    },
     plan::{
         self, AddressHolders, KnownAddresses, SteeringInputs, SteeringPlan, SteeringProblem,
         SteeringRules,
@@ -85,6 +89,7 @@ pub struct SteeringReconciler<M> {
     targets: watch::Sender<Arc<SteeringTargets>>,
     /// The pod ranges in this node's Node object.
     pod_ranges: watch::Sender<Arc<[Prefix]>>,
+    pods: LocalPods,
 }
 
 impl<M: SteeringMaps> SteeringReconciler<M> {
@@ -133,6 +138,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             reason_counts: BTreeMap::new(),
             targets: watch::Sender::default(),
             pod_ranges: watch::Sender::new(Arc::new([])),
+            pods: LocalPods::default(),
         };
         // A process that was killed may have left behind records that no key refers to.
         for index in steering.unreferenced_records() {
@@ -184,6 +190,12 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.pod_ranges.subscribe()
     }
 
+    /// Returns a receiver for the namespaces of this node's Pods, by address.
+    #[must_use]
+    pub fn pod_namespaces(&self) -> watch::Receiver<Arc<PodNamespaces>> {
+        self.pods.namespaces()
+    }
+
     /// Publishes the pod ranges of this node. If the Node object is deleted, they stay in use.
     fn publish_pod_ranges(&self, node: &Node) {
         let ranges = node.pod_cidrs.iter();
@@ -195,6 +207,9 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
 
     /// Applies the changes in an update. Doesn't write to the maps.
     pub fn update(&mut self, update: &ClusterUpdate) {
+        if let Some(rules) = &self.settings.rules {
+            self.pods.update(&update.pods, &rules.own_node);
+        }
         for (name, node) in &update.nodes {
             self.has_changed = true;
             let rules = self.settings.rules.as_ref();

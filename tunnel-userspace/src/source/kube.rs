@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Node, Service},
+    core::v1::{ConfigMap, Node, Pod, Service},
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
 };
@@ -151,6 +151,8 @@ pub struct SteeringScope {
     pub labels: BTreeSet<String>,
     /// The name of the ConfigMap that lists additional ports to steer.
     pub config_map: ObjectName,
+    /// True if this node's Pods are read, since only those of some namespaces may use the ingress.
+    pub pods: bool,
 }
 
 /// A selection of objects of one kind to list and watch.
@@ -195,7 +197,10 @@ impl KubeScope {
             Selection::new::<Node>(None, None, own.as_deref()),
             Selection::new::<ServiceCIDR>(None, None, None),
         ];
-        if let Some(SteeringScope { config_map, .. }) = &self.steering {
+        if let Some(SteeringScope {
+            config_map, pods, ..
+        }) = &self.steering
+        {
             let ObjectName { namespace, name } = config_map;
             let field = format!("metadata.name={name}");
             selections.push(Selection::new::<ConfigMap>(
@@ -203,6 +208,8 @@ impl KubeScope {
                 None,
                 Some(&field),
             ));
+            let field = format!("spec.nodeName={}", self.node);
+            selections.extend(pods.then(|| Selection::new::<Pod>(None, None, Some(&field))));
         }
         selections
     }

@@ -301,7 +301,9 @@ impl State {
             self.node_names.set(&id.name.name, now.is_some());
         }
         match id.kind {
-            Kind::Service | Kind::Node | Kind::ConfigMap => self.mark_dirty(id.clone(), at),
+            Kind::Service | Kind::Node | Kind::ConfigMap | Kind::Pod => {
+                self.mark_dirty(id.clone(), at);
+            }
             Kind::EndpointSlice => {
                 for (object, is_new) in [(before, false), (now, true)] {
                     if let Some(Object::EndpointSlice(slice)) = object {
@@ -396,6 +398,8 @@ impl State {
                 (Kind::Node, _) => update.nodes.push((name, None)),
                 (_, Some(Object::ConfigMap(map))) => update.config_maps.push((name, Some(map))),
                 (Kind::ConfigMap, _) => update.config_maps.push((name, None)),
+                (_, Some(Object::Pod(pod))) => update.pods.push((name, Some(pod))),
+                (Kind::Pod, _) => update.pods.push((name, None)),
                 (Kind::EndpointSlice | Kind::ServiceCidr, _) => {}
             }
         }
@@ -404,7 +408,7 @@ impl State {
 
     /// Returns the IDs of all objects whose kinds are included in updates.
     fn all_ids(&self) -> BTreeSet<ObjectId> {
-        let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap].into_iter();
+        let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap, Kind::Pod].into_iter();
         let of_kind = |kind| {
             self.overlays
                 .iter()

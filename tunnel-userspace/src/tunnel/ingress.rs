@@ -16,7 +16,8 @@ use tracing::{debug, info};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 
 use super::{
-    ACCEPT_PAUSE, CommonSettings, Sessions,
+    ACCEPT_PAUSE, ClientRules, CommonSettings, Sessions,
+    client_rules::{Decision, Refusal},
     client_shares::Client,
     copy,
     gateway::listener,
@@ -26,7 +27,7 @@ use super::{
 };
 use crate::{
     drain, listen,
-    model::{SteeringTarget, SteeringTargets},
+    model::{PodNamespaces, SteeringTarget, SteeringTargets},
 };
 
 /// The time to wait for the client's first bytes. They are sent along with the CONNECT request, which saves a
@@ -54,6 +55,10 @@ const NOT_AN_ERROR: [Reason; 4] = [
 /// The time to wait for a new link, such as a new pod's, to appear in the set of inside links.
 const NEW_LINK_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The time to wait for the Pod that has a client's address to appear in the source. A kubelet reports a new Pod's
+/// address shortly after the Pod can connect.
+const NEW_POD_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The settings for an ingress.
 #[derive(Clone, Debug)]
 pub struct IngressSettings {
@@ -61,6 +66,10 @@ pub struct IngressSettings {
     pub prefixes: Vec<Prefix>,
     /// The address and port to listen on. Listening on `::` accepts IPv4 connections, too.
     pub listen: SocketAddr,
+    /// The clients that may use the ingress, or `None` if every client may.
+    pub allow: Option<ClientRules>,
+    /// The namespaces of this node's Pods.
+    pub pods: watch::Receiver<Arc<PodNamespaces>>,
 }
 
 /// The listener for steered connections.
@@ -184,6 +193,13 @@ async fn handle_connection(
             return;
         }
     };
+    if let Some(refusal) = shared.refusal(peer, interface).await {
+        reset(&tcp);
+        let subject = peer.ip().to_canonical().to_string().into();
+        let error = format!("{target}: {refusal}");
+        sessions.report_problem(&subject, Reason::ClientNotAllowed, &error);
+        return;
+    }
     if target.is_disputed {
         reset(&tcp);
         return sessions.record_refusal(&target, Reason::AddressDisputed);
@@ -234,6 +250,22 @@ impl Shared {
         let targets = self.targets.borrow();
         let target = targets.get(&index).cloned().ok_or(Reason::TargetUnknown)?;
         Ok((target, interface))
+    }
+
+    /// Returns the reason if a client may not use the ingress.
+    async fn refusal(&self, peer: SocketAddr, interface: u32) -> Option<Refusal> {
+        let rules = self.settings.allow.as_ref()?;
+        let decide = |pods: &PodNamespaces| rules.decide(peer.ip(), interface == LOOPBACK, pods);
+        let mut pods = self.settings.pods.clone();
+        let decided = pods.wait_for(|pods| decide(pods) != Decision::UnknownPod);
+        match timeout(NEW_POD_TIMEOUT, decided).await {
+            Ok(Ok(pods)) => match decide(&pods) {
+                Decision::Allowed => None,
+                Decision::Refused(refusal) => Some(refusal),
+                Decision::UnknownPod => Some(Refusal::UnknownPod),
+            },
+            Ok(Err(_)) | Err(_) => Some(Refusal::UnknownPod),
+        }
     }
 }
 

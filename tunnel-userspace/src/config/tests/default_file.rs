@@ -156,6 +156,11 @@ fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
                 .map(ToOwned::to_owned)
                 .into(),
         ),
+        allow: Some(
+            ["host", "namespace:monitoring", "10.244.7.0/24"]
+                .map(ToOwned::to_owned)
+                .into(),
+        ),
         ..SteeringConfig::default()
     };
     let node = TunnelConfig {

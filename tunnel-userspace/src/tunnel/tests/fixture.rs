@@ -154,6 +154,8 @@ impl Cloud {
         let ingress = ingress::IngressSettings {
             prefixes: vec![Prefix::new(network, 16).expect("a range")],
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            allow: None,
+            pods: watch::channel(Arc::default()).1,
         };
         let common = common(limits);
         let targets = watch::Sender::new(Arc::default());

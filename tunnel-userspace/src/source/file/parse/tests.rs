@@ -76,7 +76,7 @@ items:
   metadata: {name: b}
   spec: {clusterIP: 10.96.0.1, ports: [{port: 0}]}
 - 7
-- {apiVersion: v1, kind: Pod}
+- {apiVersion: v1, kind: Secret}
 ";
     assert_eq!(
         describe(&parse(file)),
@@ -84,7 +84,7 @@ items:
             "1:2 Node a",
             "1:2 refused Service default/b items[1].spec.ports[0].port 0 is not a port from 1 to 65535",
             "1:2 refused items[2] is a number, but must be an object",
-            "1:2 unknown v1 Pod",
+            "1:2 unknown v1 Secret",
         ]
     );
 }

@@ -12,6 +12,7 @@ fn owned_external_ips_node_pools_and_steering_select_more_objects() {
     let steering = Some(SteeringScope {
         labels: BTreeSet::from(["edge".to_owned()]),
         config_map: ObjectName::new("kube-system", "ports"),
+        pods: false,
     });
     let served = Some("!service.kubernetes.io/service-proxy-name");
     let own = Some("metadata.name=node-a");
@@ -61,4 +62,26 @@ fn owned_external_ips_node_pools_and_steering_select_more_objects() {
         assert_eq!(of(Kind::Node).fields.as_deref(), nodes, "{name}");
         assert!(scope.node_filter().labels.iter().eq(&kept), "{name}");
     }
+}
+
+#[test]
+fn the_pods_of_this_node_are_selected_only_if_the_config_allows_a_namespace() {
+    let pods = |pods| {
+        let scope = KubeScope {
+            node: "node-a".to_owned(),
+            steering: Some(SteeringScope {
+                labels: BTreeSet::new(),
+                config_map: ObjectName::new("kube-system", "ports"),
+                pods,
+            }),
+            ..KubeScope::default()
+        };
+        let mut selections = scope.selections().into_iter();
+        let found = selections.find(|one| one.kind == Kind::Pod);
+        found.map(|it| (it.path, it.fields))
+    };
+
+    assert_eq!(pods(false), None);
+    let field = Some("spec.nodeName=node-a".to_owned());
+    assert_eq!(pods(true), Some(("/api/v1/pods".to_owned(), field)));
 }

@@ -5,6 +5,7 @@
 mod client_rules;
 mod connected_peer;
 mod damage;
+mod descriptors;
 mod file_locks;
 mod full_disk;
 mod health_port;

@@ -65,6 +65,8 @@ pub struct CloudSettings {
     pub session: SessionLimits,
     /// The directory with the manifests of Nodes; `None` if the gateway reads no Nodes.
     pub manifests: Option<PathBuf>,
+    /// The process's limit on open files; `None` keeps the limit of the test.
+    pub open_files: Option<u64>,
 }
 
 /// The settings for an agent.
@@ -74,6 +76,8 @@ pub struct AgentSettings {
     pub agent: agent::AgentSettings,
     pub certificate: IdentityFiles,
     pub session: SessionLimits,
+    /// The process's limit on open files; `None` keeps the limit of the test.
+    pub open_files: Option<u64>,
 }
 
 /// The settings for many agents in one process.

@@ -4,6 +4,7 @@
     reason = "prints the times, which it also limits"
 )]
 
+mod descriptors;
 mod frames;
 mod handshakes;
 mod idle_streams;

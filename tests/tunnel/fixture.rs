@@ -78,6 +78,8 @@ pub(crate) struct TunnelSettings {
     pub(crate) gateway_limits: SessionLimits,
     /// The limits for sessions on the agents.
     pub(crate) agent_limits: SessionLimits,
+    /// The limits on open files of the gateway's process and of the agents' processes.
+    pub(crate) open_files: [Option<u64>; 2],
 }
 
 impl TunnelSettings {
@@ -101,6 +103,7 @@ impl TunnelSettings {
             missing_node_timeout: None,
             agent_limits: limits.clone(),
             gateway_limits: limits,
+            open_files: [None; 2],
         }
     }
 
@@ -149,6 +152,7 @@ impl TunnelSettings {
             targets: targets.collect(),
             certificate: (&files).into(),
             session: self.gateway_limits.clone(),
+            open_files: self.open_files[0],
         };
         let cloud =
             TunnelProcess::start("cloud", &directory.path().join("cloud"), &cloud_settings)?;
@@ -244,6 +248,7 @@ impl Tunnel {
             },
             certificate: (&files).into(),
             session: self.settings.agent_limits.clone(),
+            open_files: self.settings.open_files[1],
         };
         let agent = TunnelProcess::start("agent", &self.directory.path().join(stem), &settings)?;
         self.agents.push((node.to_owned(), agent));

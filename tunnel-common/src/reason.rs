@@ -197,6 +197,10 @@ reasons! {
         SessionRevoked = 70, "session_revoked", "revoked by the gateway: the deny list has the node or its certificate, there is no Node object, or `culvert nodes end` was called";
         /// No byte of the stream moved for the configured time.
         StreamIdle = 71, "stream_idle", "reset: no byte moved for tunnel.session.idleTimeout";
+        /// Refused: the process has no file descriptor for the connection.
+        DescriptorLimit = 72, "descriptor_limit", "refused: the process may not open more files (RLIMIT_NOFILE)";
+        /// Refused or reset: the tunnel's memory for bytes that wait for slow receivers is used up.
+        MemoryLimit = 73, "memory_limit", "refused or reset: bytes that wait for slow receivers use up tunnel.session.maxBufferedBytes";
     }
 }
 

@@ -22,6 +22,7 @@
 //! - `parallel`: a parallel map over a slice
 //! - `round_robin`: takes a limited number of items from several groups in turn
 //! - `listen`: listening sockets
+//! - [`file_descriptors`]: the limit on open files
 //! - [`clock`]: the clocks
 //! - `duration`: durations as text
 //! - `serde_message`: serde's error messages in the words of JSON
@@ -40,6 +41,7 @@ pub mod drain;
 mod duration;
 pub mod error_chain;
 pub mod events;
+pub mod file_descriptors;
 pub mod fuzz;
 pub mod identity;
 pub mod k8s;

@@ -14,7 +14,7 @@ use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
     task::JoinSet,
-    time::sleep,
+    time::{Instant, sleep},
 };
 use tracing::warn;
 
@@ -22,6 +22,8 @@ use crate::drain;
 
 /// The interval between attempts to bind a port that is in use.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// The minimum interval between log messages about failures of accept().
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// The listeners that are not bound yet, by name, each with the error from the last attempt.
 pub(crate) type UnboundPorts = watch::Sender<BTreeMap<String, String>>;
 
@@ -116,6 +118,8 @@ pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
     mut draining: watch::Receiver<bool>,
     mut admit: impl FnMut(&mut JoinSet<()>, S),
 ) {
+    let mut failures = 0_u64;
+    let mut logged_at: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
@@ -124,7 +128,11 @@ pub(crate) async fn accept_all<S, F: Future<Output = io::Result<S>>>(
             accepted = accept() => match accepted {
                 Ok(connection) => admit(tasks, connection),
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection");
+                    failures += 1;
+                    if logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+                        warn!(%error, failures, "cannot accept a connection");
+                        logged_at = Some(Instant::now());
+                    }
                     sleep(pause).await;
                 }
             },

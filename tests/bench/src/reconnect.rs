@@ -226,6 +226,7 @@ impl Fixture {
             certificate: (&files).into(),
             manifests: None,
             session: SessionLimits::default(),
+            open_files: None,
         };
         let stem = directory.join("cloud");
         let cloud = TunnelProcess::start("cloud", &stem, &cloud_settings)?;
@@ -248,6 +249,7 @@ impl Fixture {
                     max_threads: 0,
                     ..SessionLimits::default()
                 },
+                open_files: None,
             })
         });
         let settings = AgentsSettings {

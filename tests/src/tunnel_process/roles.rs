@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use nix::sys::resource::{Resource, setrlimit};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -57,6 +58,12 @@ fn read_settings_and_start<T: DeserializeOwned>(
     Ok((settings, runtime))
 }
 
+/// Sets this process's limit on open files, if one is given.
+fn limit_open_files(limit: Option<u64>) -> Result<()> {
+    let set = |limit| setrlimit(Resource::RLIMIT_NOFILE, limit, limit);
+    Ok(limit.map_or(Ok(()), set)?)
+}
+
 /// Returns the settings that gateways and agents have in common. Sockets get no mark, since setting one
 /// requires privileges.
 const fn common_settings(limits: SessionLimits) -> CommonSettings {
@@ -66,6 +73,7 @@ const fn common_settings(limits: SessionLimits) -> CommonSettings {
 /// Runs a gateway with an ingress until SIGTERM arrives.
 pub fn run_cloud(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = read_settings_and_start::<CloudSettings>(settings, LOG_FILTER)?;
+    limit_open_files(settings.open_files)?;
     runtime.block_on(Box::pin(serve_cloud(settings, record)))
 }
 
@@ -160,6 +168,7 @@ fn to_model(targets: &[Target]) -> model::SteeringTargets {
 /// Runs an agent until SIGTERM arrives.
 pub fn run_agent(settings: &Path, record: &Path) -> Result<()> {
     let (settings, runtime) = read_settings_and_start::<AgentSettings>(settings, LOG_FILTER)?;
+    limit_open_files(settings.open_files)?;
     runtime.block_on(Box::pin(serve_agent(settings, record)))
 }
 

@@ -41,6 +41,9 @@ pub struct AgentSetup {
     pub started: String,
     /// The targets that the agent may dial.
     pub allowed_targets: Vec<String>,
+    /// A warning if the config allows more connections than the limit on open files.
+    #[serde(default)]
+    pub descriptor_problem: Option<String>,
 }
 
 /// An agent's response to `/status`.

@@ -46,6 +46,9 @@ pub struct NodeSetup {
     /// The reason why the state directory can't be used completely, if there is one.
     #[serde(default)]
     pub state_dir_problem: Option<String>,
+    /// A warning if the config allows more connections than the limit on open files.
+    #[serde(default)]
+    pub descriptor_problem: Option<String>,
 }
 
 /// Returns how many entries are in use in each map that the reconciler tracks.

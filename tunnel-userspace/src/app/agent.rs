@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, error::Error, fs, future::Future};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{RoleError, failed, node_tunnel::common_settings, shutdown_signals::ShutdownSignals};
+use super::{
+    RoleError, descriptor_limit, failed, node_tunnel::common_settings,
+    shutdown_signals::ShutdownSignals,
+};
 use crate::{
     admin::{self, AgentSetup, AgentViews},
     config::Config,
@@ -43,6 +46,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         .session
         .drain_timeout
         .saturating_add(STOP_TIMEOUT);
+    let descriptor_problem = descriptor_limit::raise_and_check(&config);
     let agent = Agent::new(section.clone(), common_settings(&config), identity.clone());
     let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
     let views = AgentViews {
@@ -51,6 +55,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
             pid: std::process::id(),
             started: jiff::Timestamp::now().to_string(),
             allowed_targets: section.allowed_targets.clone(),
+            descriptor_problem,
         },
         state: agent.state(),
         identity,

@@ -14,7 +14,8 @@ use tunnel_common::steering::Prefix;
 
 use self::kernel_setup::KernelSetup;
 use super::{
-    RoleError, failed, node_tunnel::NodeTunnel, shutdown_signals::ShutdownSignals, sources::Sources,
+    RoleError, descriptor_limit, failed, node_tunnel::NodeTunnel,
+    shutdown_signals::ShutdownSignals, sources::Sources,
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
@@ -68,6 +69,7 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 /// maps stay in place.
 pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), RoleError> {
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
+    let descriptor_problem = descriptor_limit::raise_and_check(&config);
     let (mut kernel, sources) = tokio::select! {
         loaded = load(&config, wait) => loaded?,
         () = stop.wait() => return Ok(()),
@@ -90,7 +92,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
         stopping,
         tunnel: tunnel.view(targets.clone()),
         end_sessions: tunnel.end_sessions(),
-        ..kernel.views(&config, sources.report(), starting)
+        ..kernel.views(&config, descriptor_problem, sources.report(), starting)
     });
     let waiting = views.unbound_ports.clone();
     serve_http(&config, &views, &mut tasks)?;

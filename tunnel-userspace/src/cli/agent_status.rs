@@ -16,6 +16,7 @@ pub(super) fn render(status: &AgentStatus) -> String {
     let process = format!("{}, started {}", setup.pid, setup.started);
     rows.add(Row::Process, process);
     rows.add(Row::AllowedTargets, setup.allowed_targets.join(" "));
+    rows.add_each(Row::Warning, &setup.descriptor_problem);
     let identity = &status.identity;
     if let Some(expires) = identity.expires {
         let name = identity.name.as_deref().unwrap_or_default();

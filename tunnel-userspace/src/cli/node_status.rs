@@ -36,6 +36,7 @@ pub(super) fn render(status: &NodeStatus) -> String {
     );
     programs(&mut rows, &status.programs);
     rows.add_each(Row::Warning, &setup.state_dir_problem);
+    rows.add_each(Row::Warning, &setup.descriptor_problem);
     rows.add(Row::RefusalMethod, &setup.refusal_method);
     rows.add(Row::ClientIdentity, &setup.client_identity);
     rows.add(Row::Services, programmed.services);

@@ -283,6 +283,18 @@ impl AgentContext {
         drop(slot);
         self.state.counts.increment(reason);
         debug!(target = ?target.ok(), reason = reason.label(), "stream ended");
+        self.log_exhausted_limit(reason);
+    }
+
+    /// Logs that a limit of this process, which only its operator can change, has ended a stream.
+    fn log_exhausted_limit(&self, reason: Reason) {
+        if ![Reason::DescriptorLimit, Reason::MemoryLimit].contains(&reason) {
+            return;
+        }
+        let (subject, label) = ("agent".into(), reason.label());
+        if let Some(suppressed) = self.log_limit.may_log(label, &subject, "") {
+            warn!(reason = label, suppressed, "{}", reason.meaning());
+        }
     }
 
     /// Dials the requested target if the allow-list permits it. Gives up if the client resets the stream.

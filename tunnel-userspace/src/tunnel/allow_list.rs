@@ -1,12 +1,17 @@
 //! The allow-list of targets that the agent may dial, and the target that a CONNECT request asks for.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 use http::Request;
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
+use tracing::debug;
 use tunnel_common::reason::Reason;
 
 use super::InvalidAllowedTarget;
+use crate::file_descriptors;
 
 /// The CONNECT request header that asks the agent to dial loopback instead of the requested address.
 pub(super) const TARGET_HEADER: &str = "culvert-target";
@@ -70,19 +75,28 @@ impl AllowList {
     }
 
     /// Returns the address to dial, if the list permits the requested target. `is_own` must return true for
-    /// this node's addresses.
+    /// this node's addresses, or an error if they can't be read.
     pub(super) fn resolve(
         &self,
         requested: &RequestedTarget,
-        is_own: impl Fn(IpAddr) -> bool,
+        is_own: impl Fn(IpAddr) -> io::Result<bool>,
     ) -> Result<SocketAddr, Reason> {
         let (address, port) = (requested.address.ip(), requested.address.port());
-        let is_ours = || can_identify_node(address) && is_own(address);
-        let is_allowed = self.0.iter().any(|allowance| match *allowance {
-            AllowedTarget::Own(own) => !requested.loopback && own == port && is_ours(),
-            AllowedTarget::Loopback(local) => requested.loopback && local == port && is_ours(),
-            AllowedTarget::Exact(exact) => !requested.loopback && exact == requested.address,
-        });
+        let mut is_allowed = false;
+        for allowance in &self.0 {
+            // An entry that allows this address if it is one of this node's.
+            let needs_own = match *allowance {
+                AllowedTarget::Own(own) => !requested.loopback && own == port,
+                AllowedTarget::Loopback(local) => requested.loopback && local == port,
+                AllowedTarget::Exact(exact) => {
+                    is_allowed |= !requested.loopback && exact == requested.address;
+                    false
+                }
+            };
+            if needs_own && can_identify_node(address) {
+                is_allowed |= is_own(address).map_err(|error| reason_of_error(&error))?;
+            }
+        }
         if port == 0 || !is_allowed {
             return Err(Reason::TargetDenied);
         }
@@ -125,12 +139,20 @@ const fn can_identify_node(address: IpAddr) -> bool {
     !(is_of_a_link || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
+/// Returns the reason for a stream that is refused because this node's addresses can't be read.
+fn reason_of_error(error: &io::Error) -> Reason {
+    debug!(%error, "cannot read the addresses of this node");
+    if file_descriptors::is_exhausted(error) {
+        Reason::DescriptorLimit
+    } else {
+        Reason::TargetDenied
+    }
+}
+
 /// Returns true if one of this node's interfaces currently has the address.
-pub(super) fn is_own_address(address: IpAddr) -> bool {
-    let Ok(mut interfaces) = getifaddrs() else {
-        return false;
-    };
-    interfaces.any(|interface| interface.address.as_ref().and_then(ip) == Some(address))
+pub(super) fn is_own_address(address: IpAddr) -> io::Result<bool> {
+    let mut interfaces = getifaddrs()?;
+    Ok(interfaces.any(|interface| interface.address.as_ref().and_then(ip) == Some(address)))
 }
 
 fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
@@ -185,7 +207,7 @@ mod tests {
         let allowed = list(&["self:10250", "localhost:10266", "192.168.0.9:443"]);
         let own: [IpAddr; 2] = ["10.1.2.3", "fd00::3"].map(|it| it.parse().expect("an address"));
         let resolve = |address, loopback| {
-            allowed.resolve(&requested(address, loopback), |it| own.contains(&it))
+            allowed.resolve(&requested(address, loopback), |it| Ok(own.contains(&it)))
         };
 
         for (address, loopback, dialled) in [
@@ -229,10 +251,28 @@ mod tests {
         ] {
             for loopback in [false, true] {
                 let requested = requested(address, loopback);
-                let resolved = allowed.resolve(&requested, |_| true);
+                let resolved = allowed.resolve(&requested, |_| Ok(true));
                 assert_eq!(resolved, Err(Reason::TargetDenied), "{address}");
             }
         }
+    }
+
+    #[test]
+    fn a_target_is_not_called_denied_for_lack_of_file_descriptors() {
+        let allowed = list(&["10.1.2.3:80", "self:10250"]);
+        let resolve = |address, number| {
+            allowed.resolve(&requested(address, false), |_| {
+                Err(io::Error::from_raw_os_error(number))
+            })
+        };
+
+        let (full, denied) = (Reason::DescriptorLimit, Reason::TargetDenied);
+        assert_eq!(resolve("10.1.2.3:10250", libc::EMFILE), Err(full));
+        assert_eq!(resolve("10.1.2.3:10250", libc::ENOMEM), Err(denied));
+        assert_eq!(resolve("10.1.2.3:22", libc::EMFILE), Err(denied));
+        let exact = "10.1.2.3:80";
+        let address = exact.parse().expect("an address");
+        assert_eq!(resolve(exact, libc::EMFILE), Ok(address));
     }
 
     #[test]
@@ -274,7 +314,8 @@ mod tests {
 
     #[test]
     fn the_own_addresses_are_those_of_the_interfaces() {
-        assert!(is_own_address(Ipv4Addr::LOCALHOST.into()));
-        assert!(!is_own_address(Ipv4Addr::new(192, 0, 2, 77).into()));
+        let is_own = |address: Ipv4Addr| is_own_address(address.into()).expect("addresses");
+        assert!(is_own(Ipv4Addr::LOCALHOST));
+        assert!(!is_own(Ipv4Addr::new(192, 0, 2, 77)));
     }
 }

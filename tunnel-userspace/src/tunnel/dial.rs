@@ -19,7 +19,10 @@ use super::{
     http2::{self, TlsConnection},
     socket::{SessionSocket, set_session_options},
 };
-use crate::identity::{self, Identity};
+use crate::{
+    file_descriptors::{self, Part},
+    identity::{self, Identity},
+};
 
 /// The time limit for connecting to one of a gateway's addresses, and for resolving its host name.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,13 +54,14 @@ pub(super) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     }
 }
 
-async fn connect(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
+/// Creates a socket for a connection to an address.
+fn new_socket(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpSocket> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
     set_mark(&SockRef::from(&socket), mark);
-    socket.connect(address).await
+    Ok(socket)
 }
 
 /// Awaits an operation with a time limit.
@@ -94,7 +98,7 @@ async fn connect_tls(
     own: &Identity,
 ) -> Result<TlsConnection, DialError> {
     let connected = async {
-        let tcp = connect(address, mark).await?;
+        let tcp = new_socket(address, mark)?.connect(address).await?;
         set_session_options(&tcp)?;
         Ok(tcp)
     };
@@ -117,13 +121,19 @@ pub(super) async fn target(
     mark: Option<u32>,
     limit: Duration,
 ) -> Result<TcpStream, Reason> {
-    let dialled = with_timeout(limit, connect(address, mark)).await;
+    let socket = new_socket(address, mark).map_err(|error| reason_of_error(&error))?;
+    if file_descriptors::part_of(&socket) != Part::Clients {
+        return Err(Reason::DescriptorLimit);
+    }
+    let dialled = with_timeout(limit, socket.connect(address)).await;
     dialled.map_err(|error| reason_of_error(&error))
 }
 
 fn reason_of_error(error: &io::Error) -> Reason {
     let kind = error.kind();
-    if [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset].contains(&kind) {
+    if file_descriptors::is_exhausted(error) {
+        Reason::DescriptorLimit
+    } else if [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset].contains(&kind) {
         Reason::DialRefused
     } else if kind == ErrorKind::TimedOut {
         Reason::DialTimedOut
@@ -150,5 +160,7 @@ mod tests {
         assert_eq!(reason_of_error(&error), Reason::DialUnreachable);
         let error = io::Error::from_raw_os_error(libc::ETIMEDOUT);
         assert_eq!(reason_of_error(&error), Reason::DialTimedOut);
+        let error = io::Error::from_raw_os_error(libc::EMFILE);
+        assert_eq!(reason_of_error(&error), Reason::DescriptorLimit);
     }
 }

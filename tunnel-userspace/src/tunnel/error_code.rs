@@ -81,10 +81,11 @@ pub(super) fn reason_of_error(error: &h2::Error, from: StreamSide) -> Reason {
 
 /// Returns true if a stream can end with this reason.
 const fn may_end_a_stream(reason: Reason) -> bool {
-    let index = reason.index();
-    index >= Reason::StreamCompleted.index() && index <= Reason::ProtocolError.index()
-        || index == Reason::SessionRevoked.index()
-        || index == Reason::StreamIdle.index()
+    matches!(
+        reason,
+        Reason::SessionRevoked | Reason::StreamIdle | Reason::DescriptorLimit | Reason::MemoryLimit
+    ) || reason.index() >= Reason::StreamCompleted.index()
+        && reason.index() <= Reason::ProtocolError.index()
 }
 
 /// Builds the response that refuses a stream for the given reason.

@@ -49,6 +49,7 @@ use super::{
 use crate::{
     drain, duration,
     error_chain::chain,
+    file_descriptors::{self, Part},
     identity::{self, Peer},
     listen,
 };
@@ -222,29 +223,38 @@ fn start_handshake(
     ended: watch::Receiver<bool>,
 ) {
     let sessions = &shared.sessions;
+    let peer = accepted.peer;
+    let part = file_descriptors::part_of(&accepted.tcp);
+    let lacks_descriptors = part != Part::Clients || tasks.len() >= file_descriptors::share();
+    let (reason, limit) = if lacks_descriptors {
+        (Reason::DescriptorLimit, "the limit on open files")
+    } else {
+        let key = "the limit tunnel.gateway.maxPendingHandshakes";
+        (Reason::HandshakeLimit, key)
+    };
     let report_limit = |source: IpAddr, error: &str| {
         let source = source.to_string().into();
-        sessions.report_problem(&source, Reason::HandshakeLimit, &error);
+        sessions.report_problem(&source, reason, &error);
     };
-    let peer = accepted.peer;
+    if part == Part::Reserved {
+        let error = "the handshakes that were aborted have not closed their connections yet";
+        report_limit(peer.ip().to_canonical(), error);
+        return;
+    }
     let id = sessions.next_id();
     let runtime = accepted.thread.runtime().clone();
     let task = handle_connection(Arc::clone(shared), id, accepted, ended);
-    match shared
-        .handshakes
-        .begin(id, peer, || tasks.spawn_on(task, &runtime))
-    {
+    match shared.handshakes.begin(id, peer, lacks_descriptors, || {
+        tasks.spawn_on(task, &runtime)
+    }) {
         Admission::Started => {}
-        Admission::Evicted(source) => {
-            let limit = "tunnel.gateway.maxPendingHandshakes";
-            report_limit(
-                source,
-                &format!("its oldest handshake was aborted: the limit {limit} is reached"),
-            );
-        }
+        Admission::Evicted(source) => report_limit(
+            source,
+            &format!("its oldest handshake was aborted: {limit} is reached"),
+        ),
         Admission::Refused => report_limit(
             peer.ip().to_canonical(),
-            "agents with a certificate have all handshakes of tunnel.gateway.maxPendingHandshakes",
+            &format!("{limit} is reached, and no handshake without a certificate can be aborted"),
         ),
     }
 }

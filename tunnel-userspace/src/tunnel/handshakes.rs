@@ -65,7 +65,8 @@ impl Handshakes {
     }
 
     /// Adds a handshake and starts its task with `spawn`. `id` must be greater than all earlier ones. If the
-    /// maximum has been reached, evicts another handshake whose peer has not shown a certificate yet.
+    /// maximum has been reached, or if `must_evict` is true because the gateway has too many connections, evicts
+    /// another handshake whose peer has not shown a certificate yet.
     ///
     /// The victim is the oldest handshake of the source address that has the most, in the network that has
     /// the most. A source or network that opens many connections and stalls them therefore evicts only its
@@ -75,11 +76,12 @@ impl Handshakes {
         &self,
         id: u64,
         peer: SocketAddr,
+        must_evict: bool,
         spawn: impl FnOnce() -> AbortHandle,
     ) -> Admission {
         let mut state = self.state.lock();
         let mut evicted = None;
-        if state.entries.len() >= self.max {
+        if must_evict || state.entries.len() >= self.max {
             let Some((victim, source)) = state.evictable.victim() else {
                 return Admission::Refused;
             };
@@ -156,7 +158,8 @@ mod tests {
     #[tokio::test]
     async fn the_oldest_handshake_of_the_source_with_the_most_is_evicted() {
         let (handshakes, mut tasks) = (Handshakes::new(4), JoinSet::<()>::new());
-        let mut begin = |id, last| handshakes.begin(id, from(last), || tasks.spawn(pending()));
+        let mut begin =
+            |id, last| handshakes.begin(id, from(last), false, || tasks.spawn(pending()));
         assert_eq!(begin(0, 1), Admission::Started, "the good one");
         for id in 1..4 {
             assert_eq!(begin(id, 9), Admission::Started);
@@ -180,9 +183,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_gateway_with_too_many_connections_evicts_a_handshake_although_few_are_in_progress() {
+        let (handshakes, mut tasks) = (Handshakes::new(100), JoinSet::<()>::new());
+        let mut begin =
+            |id, is_full| handshakes.begin(id, from(9), is_full, || tasks.spawn(pending()));
+
+        assert_eq!(begin(0, true), Admission::Refused, "there is no other one");
+        assert_eq!(begin(1, false), Admission::Started);
+        assert_eq!(begin(2, true), Admission::Evicted(from(9).ip()));
+        assert!(handshakes.verify(2, &"edge-1".into()));
+        assert_eq!(begin(3, true), Admission::Refused, "it has a certificate");
+    }
+
+    #[tokio::test]
     async fn a_handshake_with_a_certificate_is_never_evicted_and_a_node_has_a_few() {
         let (handshakes, mut tasks) = (Handshakes::new(20), JoinSet::<()>::new());
-        let mut begin = |id| handshakes.begin(id, from(9), || tasks.spawn(pending()));
+        let mut begin = |id| handshakes.begin(id, from(9), false, || tasks.spawn(pending()));
         let nodes: [Arc<str>; 3] = ["edge-1".into(), "edge-2".into(), "edge-3".into()];
         for id in 0..20 {
             assert_eq!(begin(id), Admission::Started);

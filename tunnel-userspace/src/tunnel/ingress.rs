@@ -26,7 +26,9 @@ use super::{
     socket::{move_to_current_runtime, set_stream_options},
 };
 use crate::{
-    drain, listen,
+    drain,
+    file_descriptors::{self, Part},
+    listen,
     model::{PodNamespaces, SteeringTarget, SteeringTargets},
 };
 
@@ -37,7 +39,7 @@ const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(2);
 /// The maximum number of the client's first bytes to send along with the CONNECT request.
 const MAX_FIRST_BYTES: usize = 16 << 10;
 /// The maximum number of concurrent client connections.
-const MAX_CLIENTS: usize = 16 << 10;
+pub(crate) const MAX_CLIENTS: usize = 16 << 10;
 
 /// The index of the loopback interface, which is the same in every network namespace (`LOOPBACK_IFINDEX` in
 /// the kernel's `include/net/flow.h`).
@@ -138,20 +140,15 @@ impl Ingress {
         let (stop, stopped) = watch::channel(false);
         let is_stopped = stopped.clone();
         let mut clients = JoinSet::new();
-        let admit = |clients: &mut JoinSet<()>, (tcp, peer)| {
-            if clients.len() < MAX_CLIENTS {
-                clients.spawn(handle_connection(
-                    Arc::clone(&shared),
-                    tcp,
-                    peer,
-                    stopped.clone(),
-                ));
-            } else {
+        let admit = |clients: &mut JoinSet<()>, (tcp, peer)| match check_room(clients, &tcp) {
+            Ok(()) => {
+                let (shared, stopped) = (Arc::clone(&shared), stopped.clone());
+                clients.spawn(handle_connection(shared, tcp, peer, stopped));
+            }
+            Err(reason) => {
                 reset(&tcp);
                 let subject = "ingress".into();
-                shared
-                    .sessions
-                    .report_problem(&subject, Reason::StreamLimit, &peer);
+                shared.sessions.report_problem(&subject, reason, &peer);
             }
         };
         let accepting = listen::accept_all(
@@ -169,6 +166,22 @@ impl Ingress {
         tokio::join!(accepting, drained);
         drop(listener);
         while clients.join_next().await.is_some() {}
+    }
+}
+
+/// Returns the maximum number of clients, which the limit on open files may reduce.
+fn max_clients() -> usize {
+    MAX_CLIENTS.min(file_descriptors::share())
+}
+
+/// Returns the reason to refuse a new connection if there is no room for another client.
+fn check_room(clients: &JoinSet<()>, tcp: &TcpStream) -> Result<(), Reason> {
+    if clients.len() >= MAX_CLIENTS {
+        Err(Reason::StreamLimit)
+    } else if clients.len() >= max_clients() || file_descriptors::part_of(tcp) != Part::Clients {
+        Err(Reason::DescriptorLimit)
+    } else {
+        Ok(())
     }
 }
 
@@ -205,7 +218,7 @@ async fn handle_connection(
         return sessions.record_refusal(&target, Reason::AddressDisputed);
     }
     let client = Client::new(peer.ip(), interface == LOOPBACK);
-    let _share = match sessions.take_share(client, &target.node, MAX_CLIENTS) {
+    let _share = match sessions.take_share(client, &target.node, max_clients()) {
         Ok(share) => share,
         Err(error) => {
             reset(&tcp);

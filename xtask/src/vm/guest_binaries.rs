@@ -17,8 +17,9 @@ use crate::{
 };
 
 /// Programs on this machine that tests start.
-const HOST_PROGRAMS: [&str; 11] = [
-    "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "setpriv", "unshare",
+const HOST_PROGRAMS: [&str; 12] = [
+    "ip", "tc", "cat", "chroot", "sh", "sleep", "true", "stat", "nice", "prlimit", "setpriv",
+    "unshare",
 ];
 
 /// The built programs that virtual machines run.

@@ -152,6 +152,7 @@ impl KernelSetup {
     pub(super) fn views(
         &self,
         config: &Config,
+        descriptor_problem: Option<String>,
         source: Getter<SourceReport>,
         starting: watch::Receiver<Option<String>>,
     ) -> NodeViews {
@@ -173,6 +174,7 @@ impl KernelSetup {
             client_identity: choose(shows_addresses, "address", "network namespace"),
             maps: maps.collect(),
             state_dir_problem: self.state.problem.clone(),
+            descriptor_problem,
         };
         let [
             service_counters,

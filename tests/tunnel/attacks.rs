@@ -8,6 +8,7 @@ mod descriptors;
 mod frames;
 mod handshakes;
 mod idle_streams;
+mod memory;
 mod revoked_access;
 mod shared_certificate;
 

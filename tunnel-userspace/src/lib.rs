@@ -23,6 +23,8 @@
 //! - `round_robin`: takes a limited number of items from several groups in turn
 //! - `listen`: listening sockets
 //! - [`file_descriptors`]: the limit on open files
+//! - [`allocator`]: settings of the memory allocator
+//! - [`freed_memory`]: returns freed memory to the kernel
 //! - [`clock`]: the clocks
 //! - `duration`: durations as text
 //! - `serde_message`: serde's error messages in the words of JSON
@@ -31,6 +33,7 @@
 //! - [`telemetry`]: writes the log
 //! - [`fuzz`]: entry points for the fuzz targets
 pub mod admin;
+pub mod allocator;
 pub mod app;
 pub mod bpf;
 mod capabilities;
@@ -42,6 +45,7 @@ mod duration;
 pub mod error_chain;
 pub mod events;
 pub mod file_descriptors;
+pub mod freed_memory;
 pub mod fuzz;
 pub mod identity;
 pub mod k8s;

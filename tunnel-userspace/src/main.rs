@@ -5,13 +5,12 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tunnel_userspace::{
+    allocator,
     app::{self, RoleError},
     cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs, RunArgs},
     config::{Config, Warning},
     error_chain, telemetry,
 };
-
-mod allocator;
 
 fn main() -> ExitCode {
     allocator::keep_freed_memory();
@@ -58,7 +57,7 @@ fn node(args: &NodeArgs) -> Result<()> {
                 "a field of kube-proxy's config has no effect here"
             );
         }
-        app::node(config, args.wait, allocator::give_back)
+        app::node(config, args.wait)
     })
 }
 

@@ -19,9 +19,10 @@ use super::{
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
+    allocator,
     bpf::Guard,
     config::Config,
-    events,
+    events, freed_memory,
     model::{ClusterUpdate, ObjectName},
     net::{self, NetworkFollower, NetworkSetup, NetworkState},
     plan::SteeringRules,
@@ -67,7 +68,7 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 ///
 /// Returns an error if a startup step fails, or if a task ends unexpectedly. An earlier daemon's programs and
 /// maps stay in place.
-pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), RoleError> {
+pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
     let descriptor_problem = descriptor_limit::raise_and_check(&config);
     let (mut kernel, sources) = tokio::select! {
@@ -98,6 +99,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
     serve_http(&config, &views, &mut tasks)?;
     tunnel.start_gateway(&config, sources.nodes(), &waiting);
     start_health_checks(&config, &kernel, (&sources, &tunnel), &views, &mut tasks);
+    tasks.start("memory", freed_memory::give_back(tasks.draining()));
     let mut store = sources.run(&mut tasks);
     let first = tokio::select! {
         update = kernel.first_update(&mut store, &start_step) => match update? {
@@ -118,7 +120,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
             mut reconcile_loop,
             ..
         } = kernel;
-        reconcile_loop.give_back_with(give_back);
+        reconcile_loop.give_back_with(allocator::give_back);
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
@@ -136,7 +138,7 @@ pub async fn node(config: Config, wait: bool, give_back: fn()) -> Result<(), Rol
             reconcile_loop.run(store, addresses, tasks.draining()),
         );
         start_step.send_replace(None);
-        give_back();
+        allocator::give_back();
         tokio::select! {
             () = stop.wait() => {}
             name = tunnel.ended() => return Err(RoleError::TaskEnded { name }),

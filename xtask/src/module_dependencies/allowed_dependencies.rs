@@ -135,6 +135,11 @@ pub(super) const USERSPACE: &[Rule] = &[
     rule("error_chain", NO_TOKIO, &[]),
     rule("duration", NO_TOKIO, &[]),
     rule("file_descriptors", NO_TOKIO, &[]),
+    rule(
+        "freed_memory",
+        NO_KERNEL_OR_KUBERNETES,
+        &["crate::allocator", "crate::drain"],
+    ),
     rule("serde_message", NO_TOKIO, &[]),
     rule("parallel", NO_TOKIO, &[]),
     rule("round_robin", PURE, &[]),

@@ -27,21 +27,24 @@ mod incoming_interface;
 pub mod ingress;
 mod keepalive;
 mod log_limit;
+mod memory_budget;
 mod missing_nodes;
 mod reason_counts;
 mod session_threads;
 mod sessions;
 mod socket;
+mod stream_window;
 #[cfg(test)]
 mod tests;
 mod traffic;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 pub use access::AccessInputs;
 pub use agent_state::{AgentState, AgentView, ConnectionState, ConnectionView};
 pub use client_rules::{ClientRules, ENTRY_FORM, is_client_entry, is_namespace_entry};
 pub use client_shares::ClientView;
+use memory_budget::MemoryBudget;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 pub use sessions::{NodeView, SessionView, Sessions};
@@ -60,6 +63,9 @@ pub struct SessionLimits {
     pub max_streams: u32,
     /// The flow-control window of each stream, in bytes. The sender waits while this many bytes are unread.
     pub stream_window_bytes: u32,
+    /// The maximum number of bytes that the streams of all sessions buffer for slow receivers. A session may use
+    /// half of what other sessions leave free; beyond that, the windows of its streams shrink.
+    pub max_buffered_bytes: usize,
     /// The maximum number of threads that run sessions. At most one thread per CPU is started.
     pub max_threads: usize,
     /// The interval between pings to the peer.
@@ -86,6 +92,7 @@ impl Default for SessionLimits {
         Self {
             max_streams: 250,
             stream_window_bytes: 1 << 20,
+            max_buffered_bytes: 64 << 20,
             max_threads: 4,
             ping_interval: Duration::from_secs(5),
             ping_timeout: Duration::from_secs(10),
@@ -102,6 +109,21 @@ pub struct CommonSettings {
     pub limits: SessionLimits,
     /// The firewall mark (`SO_MARK`) to set on the tunnel's own sockets, if one is configured.
     pub mark: Option<u32>,
+    /// The bytes that all streams buffer.
+    memory: Arc<MemoryBudget>,
+}
+
+impl CommonSettings {
+    /// Creates the settings. Copies of them share one limit on buffered bytes.
+    #[must_use]
+    pub fn new(limits: SessionLimits, mark: Option<u32>) -> Self {
+        let memory = Arc::new(MemoryBudget::new(limits.max_buffered_bytes));
+        Self {
+            limits,
+            mark,
+            memory,
+        }
+    }
 }
 
 /// The error for an allow-list entry that cannot be parsed.

@@ -68,8 +68,8 @@ fn limit_open_files(limit: Option<u64>) -> Result<()> {
 
 /// Returns the settings that gateways and agents have in common. Sockets get no mark, since setting one
 /// requires privileges.
-const fn common_settings(limits: SessionLimits) -> CommonSettings {
-    CommonSettings { limits, mark: None }
+fn common_settings(limits: SessionLimits) -> CommonSettings {
+    CommonSettings::new(limits, None)
 }
 
 /// Runs a gateway with an ingress until SIGTERM arrives.

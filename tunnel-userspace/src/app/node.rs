@@ -95,9 +95,8 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         end_sessions: tunnel.end_sessions(),
         ..kernel.views(&config, descriptor_problem, sources.report(), starting)
     });
-    let waiting = views.unbound_ports.clone();
     serve_http(&config, &views, &mut tasks)?;
-    tunnel.start_gateway(&config, sources.nodes(), &waiting);
+    tunnel.start_gateway(&config, sources.nodes(), &views.unbound_ports);
     start_health_checks(&config, &kernel, (&sources, &tunnel), &views, &mut tasks);
     tasks.start("memory", freed_memory::give_back(tasks.draining()));
     let mut store = sources.run(&mut tasks);
@@ -127,7 +126,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         if let Some((network, inside)) =
             start_steering(&config, guard, links, node_ranges, network_view).await?
         {
-            tunnel.start_ingress(&config, targets, inside, pods, &waiting);
+            tunnel.start_ingress(&config, targets, inside, pods, &views.unbound_ports);
             tasks.start("net", network.run(tasks.draining()));
         }
         attachment_check::start(attachment, &config, attachment_view, &mut tasks);

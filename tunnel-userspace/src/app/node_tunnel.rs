@@ -35,6 +35,8 @@ pub(super) struct NodeTunnel {
     /// The gateway and the ingress, which drain before the daemon's other tasks stop.
     tasks: Tasks,
     drain_timeout: Duration,
+    /// The settings that the gateway and the ingress share, including the limit on buffered bytes.
+    common: CommonSettings,
 }
 
 impl NodeTunnel {
@@ -64,6 +66,7 @@ impl NodeTunnel {
             sessions: Sessions::new(),
             tasks: Tasks::default(),
             drain_timeout: drain_timeout.unwrap_or_default(),
+            common: common_settings(config),
         }
     }
 
@@ -129,7 +132,7 @@ impl NodeTunnel {
             return;
         };
         let name = format!("gateway {}", settings.listen);
-        let (settings, common) = (settings.clone(), common_settings(config));
+        let (settings, common) = (settings.clone(), self.common.clone());
         let (identity, sessions) = (identity.clone(), Arc::clone(&self.sessions));
         let access = AccessInputs {
             deny_list: self.deny_list.clone().unwrap_or_default(),
@@ -168,7 +171,7 @@ impl NodeTunnel {
             allow: steering.allow.as_deref().map(ClientRules::parse),
             pods,
         };
-        let (common, sessions) = (common_settings(config), Arc::clone(&self.sessions));
+        let (common, sessions) = (self.common.clone(), Arc::clone(&self.sessions));
         let bind = move || {
             Ingress::bind(
                 settings.clone(),
@@ -198,10 +201,10 @@ fn listen_address(port: u16) -> SocketAddr {
 
 /// Returns the settings that the ingress, the gateway and the agent share.
 pub(super) fn common_settings(config: &Config) -> CommonSettings {
-    CommonSettings {
-        limits: config.tunnel.session.clone(),
-        mark: Some(config.tunnel.socket_mark),
-    }
+    CommonSettings::new(
+        config.tunnel.session.clone(),
+        Some(config.tunnel.socket_mark),
+    )
 }
 
 #[cfg(test)]

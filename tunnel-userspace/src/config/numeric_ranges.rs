@@ -116,6 +116,11 @@ fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
         session.stream_window_bytes,
         65_535,
     )?;
+    at_least(
+        "tunnel.session.maxBufferedBytes",
+        session.max_buffered_bytes,
+        1 << 20,
+    )?;
     let [interval, timeout] = [session.ping_interval, session.ping_timeout].map(DisplayDuration);
     at_least("tunnel.session.pingInterval", interval, MILLISECOND)?;
     at_least("tunnel.session.pingTimeout", timeout, MILLISECOND)?;

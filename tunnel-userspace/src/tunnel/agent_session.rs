@@ -29,6 +29,7 @@ use super::{
     keepalive::wait_for_silence,
     log_limit::LogLimit,
     socket::{Meter, set_stream_options},
+    stream_window::StreamWindow,
     traffic::Traffic,
 };
 use crate::{
@@ -151,7 +152,7 @@ async fn exchange_hello(
         Ok(hello) => Ok(EstablishedSession {
             connection,
             hello,
-            traffic: Arc::default(),
+            traffic: Traffic::new(&shared.common.memory),
             meter,
             certificates,
         }),
@@ -198,6 +199,7 @@ pub(super) async fn run(
     });
     let mut rejected = pin!(identity.peer_rejected(&certificates, Role::Gateway));
     let mut is_draining = false;
+    let mut window = StreamWindow::new(limits);
     let ended = loop {
         tokio::select! {
             accepted = connection.accept() => match accepted {
@@ -210,6 +212,9 @@ pub(super) async fn run(
                 None => break "the gateway closed the connection".to_owned(),
             },
             Some(_) = streams.join_next() => {}
+            bytes = window.changed(&traffic) => {
+                window.set(bytes, &traffic, |bytes| connection.set_initial_window_size(bytes));
+            }
             error = &mut rejected => break format!(
                 "the gateway's certificate is no longer valid: {}", chain(&error)),
             () = &mut quiet => break format!("no sign of life for {:?}", limits.ping_timeout),

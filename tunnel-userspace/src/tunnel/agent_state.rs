@@ -101,7 +101,8 @@ impl AgentState {
                 connection,
                 ..ConnectionView::default()
             },
-            traffic: Arc::default(),
+            // Replaced by the first session's.
+            traffic: Traffic::new(&Arc::default()),
         });
         Self {
             connections: Mutex::new(connections.collect()),

@@ -5,11 +5,14 @@ use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tunnel_common::reason::Reason;
 
 use crate::listen::source_of;
 
 /// The part of a limit that only clients on the host may use: one of this many parts.
 const HOST_PART: usize = 4;
+/// The maximum number of a pod's streams while memory is scarce.
+const MAX_IF_SCARCE: usize = 16;
 /// The maximum number of clients in a view.
 const MAX_IN_VIEW: usize = 5;
 
@@ -69,31 +72,60 @@ pub(super) struct ClientPermit {
     node: Arc<str>,
 }
 
+/// The limits for a new stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamLimits {
+    /// The maximum number of streams on the node.
+    pub(super) of_node: usize,
+    /// The maximum number of streams in all.
+    pub(super) of_all: usize,
+    /// True if streams have buffered so many bytes that pods with many streams get no more.
+    pub(super) is_memory_scarce: bool,
+}
+
 /// The error for a client that holds its share already.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("the client holds {held} of the {limit} streams of {whole}, and may hold no more")]
-pub(super) struct ShareExceeded {
-    held: usize,
-    limit: usize,
-    whole: &'static str,
+pub(super) enum ShareExceeded {
+    #[error("the client holds {held} of the {limit} streams of {whole}, and may hold no more")]
+    Streams {
+        held: usize,
+        limit: usize,
+        whole: &'static str,
+    },
+    #[error(
+        "the client holds {0} streams, and slow receivers use up tunnel.session.maxBufferedBytes"
+    )]
+    Memory(usize),
+}
+
+impl ShareExceeded {
+    pub(super) const fn reason(&self) -> Reason {
+        match self {
+            Self::Streams { .. } => Reason::ClientShareExceeded,
+            Self::Memory(_) => Reason::MemoryLimit,
+        }
+    }
 }
 
 impl ClientShares {
-    /// Takes a stream on `node` for a client. `of_node` and `of_all` are the maximum numbers of streams on
-    /// this node and in all.
+    /// Takes a stream on `node` for a client.
     ///
     /// A pod may hold half of what other clients leave free, and all pods together three quarters, so that
-    /// the host always has room.
+    /// the host always has room. While memory is scarce, a pod may hold a few streams.
     pub(super) fn take(
         self: &Arc<Self>,
         client: Client,
         node: &Arc<str>,
-        (of_node, of_all): (usize, usize),
+        limits: StreamLimits,
     ) -> Result<ClientPermit, ShareExceeded> {
         let mut state = self.state.lock();
-        state.all.check(client, of_all, "the ingress")?;
+        state.all.check(client, limits.of_all, "the ingress")?;
+        let held = state.all.held(client);
+        if limits.is_memory_scarce && client != Client::Host && held >= MAX_IF_SCARCE {
+            return Err(ShareExceeded::Memory(held));
+        }
         let pool = state.nodes.entry(Arc::clone(node)).or_default();
-        pool.check(client, of_node, "the node")?;
+        pool.check(client, limits.of_node, "the node")?;
         pool.add(client);
         state.all.add(client);
         drop(state);
@@ -133,7 +165,7 @@ impl Pool {
         limit: usize,
         whole: &'static str,
     ) -> Result<(), ShareExceeded> {
-        let held = self.clients.get(&client).copied().unwrap_or(0);
+        let held = self.held(client);
         let has_room = match client {
             // The limits of the sessions and of the ingress are enough.
             Client::Host => true,
@@ -147,7 +179,11 @@ impl Pool {
         };
         has_room
             .then_some(())
-            .ok_or(ShareExceeded { held, limit, whole })
+            .ok_or(ShareExceeded::Streams { held, limit, whole })
+    }
+
+    fn held(&self, client: Client) -> usize {
+        self.clients.get(&client).copied().unwrap_or(0)
     }
 
     fn add(&mut self, client: Client) {
@@ -187,25 +223,33 @@ mod tests {
         Client::Pod([10, 0, 0, last].into())
     }
 
+    const fn limits(of_node: usize, of_all: usize) -> StreamLimits {
+        StreamLimits {
+            of_node,
+            of_all,
+            is_memory_scarce: false,
+        }
+    }
+
     /// Takes as many streams on a node as a client can get.
     fn take_all(
         shares: &Arc<ClientShares>,
         held: &mut Vec<ClientPermit>,
         client: Client,
-        limits: (usize, usize),
+        limits: StreamLimits,
     ) -> usize {
         let node = Arc::from("edge-7");
         let before = held.len();
         let permits = std::iter::from_fn(|| shares.take(client, &node, limits).ok());
         // The host has no limit here.
-        held.extend(permits.take(limits.0.saturating_sub(before)));
+        held.extend(permits.take(limits.of_node.saturating_sub(before)));
         held.len() - before
     }
 
     #[test]
     fn a_pod_gets_half_of_what_is_free_and_the_host_has_the_rest() {
         let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
-        let limits = (500, 10_000);
+        let limits = limits(500, 10_000);
         let mut take = |client| take_all(&shares, &mut held, client, limits);
 
         assert_eq!([pod(1), pod(2), pod(3)].map(&mut take), [188, 94, 47]);
@@ -235,17 +279,19 @@ mod tests {
     fn the_streams_of_all_nodes_are_shared_likewise() {
         let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
 
-        assert_eq!(take_all(&shares, &mut held, pod(1), (500, 40)), 15);
+        assert_eq!(take_all(&shares, &mut held, pod(1), limits(500, 40)), 15);
 
         let refused = shares
-            .take(pod(1), &"edge-8".into(), (500, 40))
+            .take(pod(1), &"edge-8".into(), limits(500, 40))
             .expect_err("no room");
         assert_eq!(
             refused.to_string(),
             "the client holds 15 of the 40 streams of the ingress, and may hold no more"
         );
         let node = Arc::from("edge-7");
-        let refused = shares.take(pod(1), &node, (4, 400)).expect_err("no room");
+        let refused = shares
+            .take(pod(1), &node, limits(4, 400))
+            .expect_err("no room");
         assert_eq!(
             refused.to_string(),
             "the client holds 15 of the 4 streams of the node, and may hold no more"
@@ -253,14 +299,32 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_with_many_streams_gets_no_more_while_memory_is_scarce() {
+        let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
+        let scarce = StreamLimits {
+            is_memory_scarce: true,
+            ..limits(500, 10_000)
+        };
+
+        assert_eq!(take_all(&shares, &mut held, pod(1), scarce), 16);
+        assert_eq!(take_all(&shares, &mut held, pod(2), scarce), 16);
+        assert_eq!(take_all(&shares, &mut held, Client::Host, scarce), 468);
+        let refused = shares.take(pod(1), &"edge-8".into(), scarce);
+        let refused = refused.expect_err("too many");
+        assert_eq!(refused.reason(), Reason::MemoryLimit);
+        let again = shares.take(pod(1), &"edge-8".into(), limits(500, 10_000));
+        assert!(again.is_ok(), "memory is no longer scarce");
+    }
+
+    #[test]
     fn many_pods_leave_a_quarter_to_the_host() {
         let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
         for last in 0..=255 {
-            take_all(&shares, &mut held, pod(last), (500, 10_000));
+            take_all(&shares, &mut held, pod(last), limits(500, 10_000));
         }
         assert_eq!(held.len(), 375);
         assert_eq!(
-            take_all(&shares, &mut held, Client::Host, (500, 10_000)),
+            take_all(&shares, &mut held, Client::Host, limits(500, 10_000)),
             125
         );
     }

@@ -62,8 +62,8 @@ pub(super) async fn run(
     stop: impl Future<Output = Reason>,
 ) -> Reason {
     let TunnelStream { send, recv, side } = stream;
-    let mut to_stream = ToStream::new(send, side);
-    let mut to_socket = ToSocket::new(recv, side);
+    let mut to_stream = ToStream::new(send, side, traffic);
+    let mut to_socket = ToSocket::new(recv, side, traffic);
     let mut idle = IdleTimer::new(idle_limit);
     let (mut reader, writer) = tcp.split();
     let socket: &TcpStream = writer.as_ref();
@@ -75,6 +75,9 @@ pub(super) async fn run(
     let ended = poll_fn(|cx| {
         if let Poll::Ready(reason) = stop.as_mut().poll(cx) {
             return Poll::Ready(Err(CopyError::Socket(reason)));
+        }
+        if to_stream.must_update_window(cx) {
+            to_socket.update_window()?;
         }
         let is_sent = to_stream.poll(&mut reader, traffic, cx)?.is_ready();
         let is_received = to_socket.poll(socket, traffic, cx)?.is_ready();

@@ -7,7 +7,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     time::Duration,
 };
@@ -45,6 +45,8 @@ use super::{
     keepalive::wait_for_silence,
     session_threads::{SessionThreads, ThreadHandle},
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
+    stream_window::StreamWindow,
+    traffic::Traffic,
 };
 use crate::{
     drain, duration,
@@ -390,7 +392,7 @@ async fn handshake(
         sender,
         max_streams: limits.max_streams,
         thread,
-        traffic: Arc::default(),
+        traffic: Traffic::new(&shared.common.memory),
         rate: Mutex::new(RateMeter::new()),
         end: watch::Sender::new(false),
         stop: stopped,
@@ -436,22 +438,30 @@ async fn run_session(
 
     let ping = connection.ping_pong();
     let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
-    let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        cause = shared.access.revoked(&agent, ended_by_operator) => {
-            sessions.log_event("disconnected", &node, &view, &cause);
-            sessions.remove(&node, id, Some(cause.clone()));
-            return revoke(shared, connection, (&node, &traffic), &stop, &cause).await;
-        }
-        error = supervise(shared, &node, &certificates) => Some(Err(error)),
-        ended = &mut connection => Some(ended.map_err(|error| {
-            if http2::is_protocol_error(&error) {
-                sessions.report_problem(&node, Reason::ProtocolError, &chain(&error));
+    let mut supervision = pin!(supervise(shared, &node, &certificates));
+    let mut revoked = pin!(shared.access.revoked(&agent, ended_by_operator));
+    let mut window = StreamWindow::new(limits);
+    let ended = loop {
+        tokio::select! {
+            cause = &mut revoked => {
+                sessions.log_event("disconnected", &node, &view, &cause);
+                sessions.remove(&node, id, Some(cause.clone()));
+                let connection = Pin::new(&mut connection);
+                return revoke(shared, connection, (&node, &traffic), &stop, &cause).await;
             }
-            chain(&error)
-        })),
-        () = &mut quiet => Some(Err(format!("no sign of life for {:?}", limits.ping_timeout))),
-        () = drain::begun(&mut gateway_ended) => None,
+            error = &mut supervision => break Some(Err(error)),
+            ended = &mut connection => break Some(ended.map_err(|error| {
+                if http2::is_protocol_error(&error) {
+                    sessions.report_problem(&node, Reason::ProtocolError, &chain(&error));
+                }
+                chain(&error)
+            })),
+            () = &mut quiet => break Some(Err(format!("no sign of life for {:?}", limits.ping_timeout))),
+            () = drain::begun(&mut gateway_ended) => break None,
+            bytes = window.changed(&traffic) => {
+                window.set(bytes, &traffic, |bytes| connection.set_initial_window_size(bytes));
+            }
+        }
     };
     if let Some(ended) = ended {
         let error = ended.err();

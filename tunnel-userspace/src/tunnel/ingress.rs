@@ -218,13 +218,15 @@ async fn handle_connection(
         return sessions.record_refusal(&target, Reason::AddressDisputed);
     }
     let client = Client::new(peer.ip(), interface == LOOPBACK);
-    let _share = match sessions.take_share(client, &target.node, max_clients()) {
+    let is_memory_scarce = shared.common.memory.is_scarce();
+    let share = sessions.take_share(client, &target.node, max_clients(), is_memory_scarce);
+    let _share = match share {
         Ok(share) => share,
         Err(error) => {
             reset(&tcp);
             let subject = peer.ip().to_canonical().to_string().into();
-            let error = format!("{target}: {error}");
-            sessions.report_problem(&subject, Reason::ClientShareExceeded, &error);
+            let (reason, error) = (error.reason(), format!("{target}: {error}"));
+            sessions.report_problem(&subject, reason, &error);
             return;
         }
     };

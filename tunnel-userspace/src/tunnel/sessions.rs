@@ -26,7 +26,7 @@ use tunnel_common::reason::Reason;
 use self::node_warnings::NodeWarnings;
 use super::{
     TrafficView,
-    client_shares::{Client, ClientPermit, ClientShares, ClientView, ShareExceeded},
+    client_shares::{Client, ClientPermit, ClientShares, ClientView, ShareExceeded, StreamLimits},
     gateway_session::{Session, StreamPermit},
     log_limit::LogLimit,
     reason_counts::ReasonCounts,
@@ -267,12 +267,13 @@ impl Sessions {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Takes a client's right to one stream on a node. `max_clients` is the ingress's limit on clients.
+    /// Takes a client's right to one stream on a node. `of_all` is the ingress's limit on clients.
     pub(super) fn take_share(
         &self,
         client: Client,
         node: &Arc<str>,
-        max_clients: usize,
+        of_all: usize,
+        is_memory_scarce: bool,
     ) -> Result<ClientPermit, ShareExceeded> {
         let nodes = self.nodes.lock();
         let sessions = nodes.get(node).map(|node| node.sessions.iter());
@@ -284,7 +285,12 @@ impl Sessions {
         drop(nodes);
         // Without a session, another check refuses the client.
         let of_node = usize::try_from(limit).unwrap_or(usize::MAX).max(1);
-        self.clients.take(client, node, (of_node, max_clients))
+        let limits = StreamLimits {
+            of_node,
+            of_all,
+            is_memory_scarce,
+        };
+        self.clients.take(client, node, limits)
     }
 
     /// Takes a permit to open a stream on the least loaded of a node's sessions.

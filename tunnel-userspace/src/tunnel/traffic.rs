@@ -14,8 +14,10 @@ use tokio::time::sleep;
 /// The interval between checks for open streams.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+use super::memory_budget::{MemoryBudget, SessionMemory};
+
 /// The traffic counters of a session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Traffic {
     /// The number of open streams.
     streams: AtomicU32,
@@ -27,6 +29,8 @@ pub(super) struct Traffic {
     suspect: AtomicBool,
     /// The round-trip time of the last answered ping, in microseconds; 0 if none has been answered yet.
     rtt: AtomicU64,
+    /// The bytes that the streams buffer.
+    memory: Arc<SessionMemory>,
 }
 
 /// The JSON view of a session's traffic.
@@ -46,6 +50,30 @@ pub struct TrafficView {
 }
 
 impl Traffic {
+    /// Creates the counters of a session. Its streams count the bytes that they buffer in `budget`.
+    pub(super) fn new(budget: &Arc<MemoryBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            streams: AtomicU32::new(0),
+            received: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            suspect: AtomicBool::new(false),
+            rtt: AtomicU64::new(0),
+            memory: Arc::new(SessionMemory::new(Arc::clone(budget))),
+        })
+    }
+
+    /// Returns the counter of the bytes that the session's streams buffer.
+    pub(super) const fn memory(&self) -> &Arc<SessionMemory> {
+        &self.memory
+    }
+
+    /// Waits until the streams need another window than `current`, and returns it. `full` is the window from the
+    /// config.
+    pub(super) async fn window_changed(&self, current: u32, full: u32) -> u32 {
+        let streams = || self.streams();
+        self.memory.window_changed(current, full, streams).await
+    }
+
     pub(super) fn view(&self) -> TrafficView {
         let rtt = Duration::from_micros(self.rtt.load(Ordering::Relaxed));
         TrafficView {

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io::{self, IoSlice},
     net::Shutdown,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -13,6 +14,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::{CopyError, StreamSide, Traffic};
+use crate::tunnel::memory_budget::ReceivedBytes;
 
 /// Queued chunks smaller than this many bytes are merged, since each chunk keeps its entire read buffer in
 /// memory.
@@ -24,6 +26,8 @@ pub(super) struct ToSocket {
     recv: RecvStream,
     side: StreamSide,
     queue: WriteQueue,
+    /// The number of bytes in the queue, as counted for the limit on buffered bytes.
+    buffered: ReceivedBytes,
     has_ended: bool,
     is_shut: bool,
     /// The number of received bytes, plus the number of writes to the socket.
@@ -31,11 +35,12 @@ pub(super) struct ToSocket {
 }
 
 impl ToSocket {
-    pub(super) fn new(recv: RecvStream, side: StreamSide) -> Self {
+    pub(super) fn new(recv: RecvStream, side: StreamSide, traffic: &Traffic) -> Self {
         Self {
             recv,
             side,
             queue: WriteQueue::default(),
+            buffered: ReceivedBytes::new(Arc::clone(traffic.memory())),
             has_ended: false,
             is_shut: false,
             moved: 0,
@@ -48,6 +53,26 @@ impl ToSocket {
     }
 
     pub(super) fn poll(
+        &mut self,
+        tcp: &TcpStream,
+        traffic: &Traffic,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), CopyError>> {
+        let copied = self.poll_copy(tcp, traffic, cx)?;
+        self.buffered
+            .set(self.queue.bytes)
+            .map_err(CopyError::Socket)?;
+        copied.map(Ok)
+    }
+
+    /// Sends a WINDOW_UPDATE frame if the peer needs one.
+    pub(super) fn update_window(&mut self) -> Result<(), CopyError> {
+        // `h2` compares the window that the peer knows with the one that it may have.
+        let updated = self.recv.flow_control().release_capacity(0);
+        updated.map_err(|error| CopyError::stream(&error, self.side))
+    }
+
+    fn poll_copy(
         &mut self,
         tcp: &TcpStream,
         traffic: &Traffic,
@@ -113,6 +138,8 @@ impl ToSocket {
 /// A queue of received bytes that have yet to be written to the socket.
 #[derive(Default)]
 struct WriteQueue {
+    /// The number of bytes in `chunks` and `tail`.
+    bytes: usize,
     chunks: VecDeque<Bytes>,
     /// Merged small chunks, to be written after all `chunks`.
     tail: BytesMut,
@@ -127,6 +154,7 @@ impl WriteQueue {
         if bytes.is_empty() {
             return;
         }
+        self.bytes += bytes.len();
         if self.is_empty() {
             // The usual case: the chunk will be written right away, without being copied.
             self.chunks.push_back(bytes);
@@ -153,6 +181,7 @@ impl WriteQueue {
     }
 
     fn advance(&mut self, mut written: usize) {
+        self.bytes -= written;
         while let Some(chunk) = self.chunks.front_mut() {
             if written < chunk.len() {
                 chunk.advance(written);
@@ -203,6 +232,7 @@ mod tests {
             }
         }
         assert_eq!(seen, expected);
+        assert_eq!(queue.bytes, 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     pin::pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -11,25 +12,28 @@ use tokio::{io::AsyncReadExt as _, net::tcp::ReadHalf};
 use tunnel_common::reason::Reason;
 
 use super::{CopyError, StreamSide, Traffic, code_of, reason_of_code};
-use crate::tunnel::adaptive_read_size::ReadSize;
+use crate::tunnel::{adaptive_read_size::ReadSize, memory_budget::SendQueue};
 
 pub(super) struct ToStream {
     send: SendStream<Bytes>,
     side: StreamSide,
     buffer: BytesMut,
     size: ReadSize,
+    /// The bytes that `h2` has not sent yet.
+    queue: SendQueue,
     has_ended: bool,
     /// The number of bytes that were read from the socket.
     moved: u64,
 }
 
 impl ToStream {
-    pub(super) fn new(send: SendStream<Bytes>, side: StreamSide) -> Self {
+    pub(super) fn new(send: SendStream<Bytes>, side: StreamSide, traffic: &Traffic) -> Self {
         Self {
             send,
             side,
             buffer: BytesMut::new(),
             size: ReadSize::default(),
+            queue: SendQueue::new(Arc::clone(traffic.memory())),
             has_ended: false,
             moved: 0,
         }
@@ -38,6 +42,11 @@ impl ToStream {
     /// Returns the number of bytes that were read from the socket.
     pub(super) const fn moved(&self) -> u64 {
         self.moved
+    }
+
+    /// Returns true if the window of the other direction must be checked, since it has been reduced.
+    pub(super) fn must_update_window(&mut self, cx: &Context<'_>) -> bool {
+        self.queue.must_update_window(cx.waker())
     }
 
     pub(super) fn reset(&mut self, reason: Reason) {
@@ -57,7 +66,10 @@ impl ToStream {
             }));
         }
         while !self.has_ended {
-            let room = ready!(self.poll_room(cx))?;
+            let Some(limit) = self.queue.read_limit() else {
+                return Poll::Pending;
+            };
+            let room = ready!(self.poll_room(cx))?.min(limit);
             ready!(self.poll_read(tcp, room, traffic, cx))?;
         }
         Poll::Ready(Ok(()))
@@ -107,7 +119,7 @@ impl ToStream {
                 } else if requested == max {
                     self.size.adapt(self.size.bytes());
                 }
-                let bytes = self.buffer.split().freeze();
+                let bytes = self.queue.count(self.buffer.split().freeze());
                 self.send(bytes, false)
             }
             Err(_) => Err(CopyError::socket(self.side)),

@@ -36,6 +36,7 @@ pub(super) fn limits() -> SessionLimits {
     SessionLimits {
         max_streams: 250,
         stream_window_bytes: 1 << 20,
+        max_buffered_bytes: 64 << 20,
         max_threads: 2,
         ping_interval: Duration::from_secs(1),
         ping_timeout: Duration::from_secs(2),
@@ -45,10 +46,7 @@ pub(super) fn limits() -> SessionLimits {
 }
 
 fn common(limits: &SessionLimits) -> CommonSettings {
-    CommonSettings {
-        limits: limits.clone(),
-        mark: None,
-    }
+    CommonSettings::new(limits.clone(), None)
 }
 
 /// Waits until a condition holds. Panics with the message `what` on a timeout.

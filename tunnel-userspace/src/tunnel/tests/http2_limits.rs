@@ -129,7 +129,7 @@ async fn frames_of_one_byte_for_a_blocked_socket_do_not_close_the_session() {
         copy::run(
             &mut tcp,
             stream,
-            &Traffic::default(),
+            &Traffic::new(&std::sync::Arc::default()),
             std::time::Duration::ZERO,
             std::future::pending(),
         )

@@ -7,7 +7,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    pin::{Pin, pin},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -25,14 +25,14 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::timeout,
 };
-use tracing::{debug, info, warn};
+use tracing::info;
 use tunnel_common::reason::Reason;
 
 use self::{
     refusals::{accept_tls, check_session},
-    supervision::{revoke, supervise},
+    supervision::{close, revoke, supervise},
 };
 use super::{
     ACCEPT_PAUSE, AccessInputs, CommonSettings, SessionView, Sessions, TrafficView,
@@ -56,12 +56,6 @@ use crate::{
     listen,
 };
 
-/// The time limit for sending resets to the peer before the connection is closed.
-const RESET_TIMEOUT: Duration = Duration::from_millis(500);
-/// The time for which the connection stays open once its streams are reset, so that the resets are sent.
-const RESET_DELAY: Duration = Duration::from_millis(20);
-/// The time limit for sending the last bytes of streams that have ended.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The unencrypted TLS alert `internal_error` (RFC 8446 section 6), which is sent to agents while the gateway
 /// has no certificate.
 const INTERNAL_ERROR_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
@@ -419,7 +413,7 @@ async fn run_session(
         session,
         agent,
         stop,
-        mut hello,
+        hello,
         mut connection,
         meter,
         certificates,
@@ -446,8 +440,7 @@ async fn run_session(
             cause = &mut revoked => {
                 sessions.log_event("disconnected", &node, &view, &cause);
                 sessions.remove(&node, id, Some(cause.clone()));
-                let connection = Pin::new(&mut connection);
-                return revoke(shared, connection, (&node, &traffic), &stop, &cause).await;
+                return revoke(shared, &mut connection, (&node, &traffic), &stop, &cause).await;
             }
             error = &mut supervision => break Some(Err(error)),
             ended = &mut connection => break Some(ended.map_err(|error| {
@@ -472,33 +465,9 @@ async fn run_session(
         sessions.remove(&node, id, error);
         return;
     }
-    // Ending the hello stream asks the agent to open a replacement session.
     sessions.remove(&node, id, None);
-    if let Err(error) = hello.send_data(Bytes::new(), true) {
-        debug!(%node, %error, "the hello stream had already ended");
-    }
-    // The connection does not close while there is a handle to one of its streams.
-    drop(hello);
-    let closed = async {
-        if traffic.streams() == 0 {
-            // The last bytes of the streams may still be queued. The connection closes by itself once they
-            // have been sent.
-            sleep(FLUSH_TIMEOUT).await;
-            return;
-        }
-        warn!(%node, streams = traffic.streams(), "the drain timed out; open streams are reset");
-        stop.send_replace(Some(Reason::Draining));
-        if timeout(RESET_TIMEOUT, traffic.without_streams())
-            .await
-            .is_err()
-        {
-            debug!(%node, "some streams were not reset in time");
-        }
-        sleep(RESET_DELAY).await;
-    };
     tokio::select! {
-        _ = &mut connection => {}
+        () = close(&mut connection, hello, (&node, &traffic), &stop) => {}
         () = quiet => {}
-        () = closed => {}
     }
 }

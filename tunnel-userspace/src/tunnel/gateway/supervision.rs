@@ -1,22 +1,30 @@
 //! Ends sessions whose agents are no longer allowed to have them.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use h2::SendStream;
 use rustls::pki_types::CertificateDer;
 use tokio::{
     sync::watch,
     time::{interval, sleep, timeout},
 };
-use tracing::debug;
+use tracing::{debug, warn};
 use tunnel_common::reason::Reason;
 
-use super::{RESET_DELAY, RESET_TIMEOUT, Shared};
+use super::Shared;
 use crate::{
     error_chain::chain,
     identity::Role,
     tunnel::{http2::ClientConnection, traffic::Traffic},
 };
 
+/// The time limit for sending resets to the peer before the connection is closed.
+const RESET_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time for which the connection stays open once its streams are reset, so that the resets are sent.
+const RESET_DELAY: Duration = Duration::from_millis(20);
+/// The time limit for sending the last bytes of streams that have ended.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval between checks whether two machines use a node's certificate.
 const SHARING_INTERVAL: Duration = Duration::from_secs(15);
 
@@ -49,7 +57,7 @@ pub(super) async fn supervise(
 /// Resets the streams of a session that the gateway ends although the agent's certificate is valid.
 pub(super) async fn revoke(
     shared: &Shared,
-    connection: Pin<&mut ClientConnection>,
+    connection: &mut ClientConnection,
     (node, traffic): (&Arc<str>, &Traffic),
     stop: &watch::Sender<Option<Reason>>,
     cause: &str,
@@ -59,15 +67,48 @@ pub(super) async fn revoke(
         .sessions
         .report_problem(node, Reason::SessionRevoked, &cause);
     stop.send_replace(Some(Reason::SessionRevoked));
-    let reset = async {
-        let reset = timeout(RESET_TIMEOUT, traffic.without_streams()).await;
-        sleep(RESET_DELAY).await;
-        reset
+    tokio::select! {
+        _ = connection => {}
+        () = reset_streams(node, traffic) => {}
+    }
+}
+
+/// Closes a session's connection, after the last bytes of its streams have been sent. Streams that are still open are
+/// reset.
+pub(super) async fn close(
+    connection: &mut ClientConnection,
+    mut hello: SendStream<Bytes>,
+    (node, traffic): (&Arc<str>, &Traffic),
+    stop: &watch::Sender<Option<Reason>>,
+) {
+    // Ending the hello stream asks the agent to open a replacement session.
+    if let Err(error) = hello.send_data(Bytes::new(), true) {
+        debug!(%node, %error, "the hello stream had already ended");
+    }
+    // The connection does not close while there is a handle to one of its streams.
+    drop(hello);
+    let closed = async {
+        if traffic.streams() == 0 {
+            // The last bytes of the streams may still be queued. The connection closes by itself once they
+            // have been sent.
+            sleep(FLUSH_TIMEOUT).await;
+            return;
+        }
+        warn!(%node, streams = traffic.streams(), "the drain timed out; open streams are reset");
+        stop.send_replace(Some(Reason::Draining));
+        reset_streams(node, traffic).await;
     };
     tokio::select! {
         _ = connection => {}
-        reset = reset => if reset.is_err() {
-            debug!(%node, "some streams were not reset in time");
-        }
+        () = closed => {}
     }
+}
+
+/// Waits until the streams have been reset and the resets have been sent.
+async fn reset_streams(node: &Arc<str>, traffic: &Traffic) {
+    let reset = timeout(RESET_TIMEOUT, traffic.without_streams()).await;
+    if reset.is_err() {
+        debug!(%node, "some streams were not reset in time");
+    }
+    sleep(RESET_DELAY).await;
 }

@@ -55,11 +55,16 @@ impl From<NodeObject> for Manifest {
         } = &node;
         let addresses = addresses.iter();
         let addresses = addresses.map(|it| format!("{{ type: InternalIP, address: \"{it}\" }}"));
+        let spec = if pod_cidrs.is_empty() {
+            String::new()
+        } else {
+            format!("spec: {{ podCIDRs: {pod_cidrs:?} }}\n")
+        };
         let text = format!(
             "apiVersion: v1\n\
              kind: Node\n\
              metadata: {{ name: {name}, labels: {{ {labels} }} }}\n\
-             spec: {{ podCIDRs: {pod_cidrs:?} }}\n\
+             {spec}\
              status: {{ addresses: [{addresses}] }}\n",
             addresses = comma_separated(addresses),
         );

@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_reason_of_a_stream_comes_back_from_its_code() {
-        assert_eq!(stream_reasons().count(), 17);
+        assert_eq!(stream_reasons().count(), 19);
         for reason in stream_reasons() {
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Client), reason);
             assert_eq!(reason_of_code(code_of(reason), StreamSide::Target), reason);

@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The number of consecutive checks that must find freed memory. A busy process soon uses freed memory again.
 const CHECKS: u32 = 3;
 /// The minimum amount of freed memory to return, in bytes.
-const MIN_FREED: usize = 8 << 20;
+const MIN_FREED: usize = 4 << 20;
 
 /// Returns freed memory to the kernel, whenever there has been much of it for a few seconds, until the drain begins.
 pub async fn give_back(mut draining: watch::Receiver<bool>) {
@@ -47,13 +47,15 @@ pub async fn give_back(mut draining: watch::Receiver<bool>) {
     }
 }
 
-/// Returns the process's resident memory, in bytes.
+/// Returns the process's resident memory, in bytes, without the pages of files such as the program itself, which the
+/// kernel reclaims on its own.
 fn resident() -> io::Result<usize> {
     let text = fs::read_to_string("/proc/self/statm")?;
-    let pages = text
-        .split(' ')
-        .nth(1)
-        .and_then(|pages| pages.parse::<usize>().ok());
+    let mut fields = text.split(' ').map(|pages| pages.parse::<usize>().ok());
+    let (resident, shared) = (fields.nth(1).flatten(), fields.next().flatten());
+    let pages = resident
+        .zip(shared)
+        .map(|(resident, shared)| resident.saturating_sub(shared));
     let size = sysconf(SysconfVar::PAGE_SIZE)?.and_then(|size| usize::try_from(size).ok());
     let bytes = pages
         .zip(size)
@@ -64,7 +66,7 @@ fn resident() -> io::Result<usize> {
 /// The results of earlier checks.
 #[derive(Debug, Default)]
 struct Checks {
-    /// The resident memory that is not allocated, such as the program itself, and that can't be returned.
+    /// The resident memory that is not allocated, such as the stacks of threads, and that can't be returned.
     overhead: Option<usize>,
     /// The number of consecutive checks that found freed memory.
     found: u32,

@@ -139,7 +139,7 @@ mod tests {
         for _ in 0..9 {
             assert!(!check(&mut checks, 424, 4));
             assert!(!check(&mut checks, 424, 4));
-            assert!(!check(&mut checks, 424, 400), "in use");
+            assert!(!check(&mut checks, 424, 402), "in use");
         }
 
         checks.have_given_back(300 * MIB, 4 * MIB);

@@ -17,15 +17,22 @@ use std::{
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
 use tunnel_common::reason::Reason;
 
 /// The number of bytes that each direction of a stream may buffer even if the limit has been reached.
 const FLOOR: usize = 16 << 10;
-/// Streams are reset at this multiple of the limit, since a peer does not obey the windows that were reduced.
-const HARD_LIMIT: usize = 2;
+/// At this multiple of the limit, streams of sessions that use at least one of [`BIG_PART`] parts of all buffered bytes
+/// are reset, since their peers do not obey the windows that were reduced.
+const BIG_LIMIT: usize = 2;
+const BIG_PART: usize = 8;
+/// At this multiple of the limit, streams of any session beyond its share are reset.
+const HARD_LIMIT: usize = 4;
 /// The interval between checks whether reduced windows can be enlarged again.
-const RECOVERY_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const RECOVERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The limit on buffered bytes, and the number of bytes that are buffered in the process.
 #[derive(Debug)]
@@ -43,6 +50,8 @@ pub(super) struct SessionMemory {
     exceeded: Notify,
     /// The number of times that windows have been reduced.
     reductions: AtomicUsize,
+    /// The number of open streams.
+    open: AtomicUsize,
     /// The open streams.
     streams: Mutex<HashMap<usize, Arc<QueuedBytes>>>,
 }
@@ -76,6 +85,7 @@ impl SessionMemory {
             used: AtomicUsize::new(0),
             exceeded: Notify::new(),
             reductions: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
             streams: Mutex::default(),
         }
     }
@@ -87,9 +97,10 @@ impl SessionMemory {
         self.budget.max.saturating_sub(others) / 2
     }
 
-    /// Returns true if the session buffers more than its share.
+    /// Returns true if the session buffers more than its share, and more than [`FLOOR`] bytes for each stream.
     pub(super) fn exceeds_share(&self) -> bool {
-        self.used.load(Ordering::Relaxed) > self.share()
+        let used = self.used.load(Ordering::Relaxed);
+        used > self.share() && used > FLOOR * self.open.load(Ordering::Relaxed)
     }
 
     fn add(&self, bytes: usize) {
@@ -106,16 +117,17 @@ impl SessionMemory {
     }
 
     /// Waits until the streams of the session need another window than `current`, and returns it. `full` is the
-    /// window from the config, and `streams` returns the number of streams.
+    /// window from the config. The window is enlarged at the earliest at `may_grow_at`.
     pub(super) async fn window_changed(
         &self,
         current: u32,
         full: u32,
-        streams: impl Fn() -> u32,
+        may_grow_at: Instant,
     ) -> u32 {
         loop {
-            let desired = self.window(current, full, streams());
-            if desired != current {
+            let desired = self.window(current, full);
+            // Otherwise, a session that often exceeds its share would send so many changes that its peer ends it.
+            if desired < current || desired > current && Instant::now() >= may_grow_at {
                 return desired;
             }
             let exceeded = self.exceeded.notified();
@@ -138,16 +150,16 @@ impl SessionMemory {
 
     /// Returns the window that streams should have. If the session exceeds its share, all streams together can fill
     /// only half of the share again.
-    fn window(&self, current: u32, full: u32, streams: u32) -> u32 {
+    fn window(&self, current: u32, full: u32) -> u32 {
         let (used, share) = (self.used.load(Ordering::Relaxed), self.share());
-        if used > share {
-            let streams = usize::try_from(streams.max(1)).unwrap_or(usize::MAX);
-            let window = (share / streams / 2).max(FLOOR);
-            // A power of two, so that the windows don't change with each stream.
-            let window = 1_u32.checked_shl(window.ilog2()).unwrap_or(full);
+        let window = (share / self.open.load(Ordering::Relaxed).max(1) / 2).max(FLOOR);
+        // A power of two, so that the windows don't change with each stream.
+        let window = 1_u32.checked_shl(window.ilog2()).unwrap_or(full).min(full);
+        if self.exceeds_share() {
             window.min(current)
         } else if used <= share / 2 {
-            full
+            let is_free = share >= self.budget.max / 4;
+            if is_free { full } else { window.max(current) }
         } else {
             current
         }
@@ -177,9 +189,11 @@ impl ReceivedBytes {
         let has_grown = held > self.held;
         self.held = held;
         let budget = &self.session.budget;
+        let all = budget.used.load(Ordering::Relaxed);
+        let is_big = self.session.used.load(Ordering::Relaxed) >= all / BIG_PART;
         let is_beyond = has_grown
             && held > FLOOR
-            && budget.used.load(Ordering::Relaxed) / HARD_LIMIT >= budget.max
+            && (all / BIG_LIMIT >= budget.max && is_big || all / HARD_LIMIT >= budget.max)
             && self.session.exceeds_share();
         if is_beyond {
             Err(Reason::MemoryLimit)
@@ -221,6 +235,7 @@ impl SendQueue {
         });
         let mut streams = queued.session.streams.lock();
         streams.insert(key(&queued), Arc::clone(&queued));
+        queued.session.open.store(streams.len(), Ordering::Relaxed);
         drop(streams);
         Self { queued, reductions }
     }
@@ -256,6 +271,10 @@ impl Drop for SendQueue {
     fn drop(&mut self) {
         let mut streams = self.queued.session.streams.lock();
         streams.remove(&key(&self.queued));
+        self.queued
+            .session
+            .open
+            .store(streams.len(), Ordering::Relaxed);
     }
 }
 
@@ -325,25 +344,26 @@ mod tests {
     fn windows_shrink_beyond_the_share_and_recover() {
         let budget = Arc::new(MemoryBudget::new(64 * MIB));
         let session = session(&budget);
+        session.open.store(100, Ordering::Relaxed);
         let mut bytes = received(&session);
 
         bytes.set(32 * MIB).expect("below the limit");
-        assert_eq!(session.window(FULL, FULL, 100), FULL);
+        assert_eq!(session.window(FULL, FULL), FULL);
         bytes.set(33 * MIB).expect("below the limit");
-        assert_eq!(session.window(FULL, FULL, 100), 128 << 10);
-        assert_eq!(session.window(FULL, FULL, 10_000), 16 << 10, "at least");
-        assert_eq!(session.window(64 << 10, FULL, 1), 64 << 10, "no larger");
+        assert_eq!(session.window(FULL, FULL), 128 << 10);
+        assert_eq!(session.window(64 << 10, FULL), 64 << 10, "no larger");
         bytes.set(17 * MIB).expect("below the limit");
-        assert_eq!(session.window(128 << 10, FULL, 100), 128 << 10, "not yet");
+        assert_eq!(session.window(128 << 10, FULL), 128 << 10, "not yet");
         bytes.set(16 * MIB).expect("below the limit");
-        assert_eq!(session.window(128 << 10, FULL, 100), FULL);
+        assert_eq!(session.window(128 << 10, FULL), FULL);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_session_learns_when_its_windows_must_change() {
         let budget = Arc::new(MemoryBudget::new(64 * MIB));
         let session = session(&budget);
-        let changed = |current| session.window_changed(current, FULL, || 100);
+        session.open.store(100, Ordering::Relaxed);
+        let changed = |current| session.window_changed(current, FULL, Instant::now());
         timeout(Duration::from_secs(60), changed(FULL))
             .await
             .expect_err("nothing is buffered");
@@ -356,6 +376,35 @@ mod tests {
             .expect_err("still buffered");
         drop(bytes);
         assert_eq!(changed(128 << 10).await, FULL);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_beside_a_full_budget_keeps_a_small_window_and_its_streams() {
+        let budget = Arc::new(MemoryBudget::new(64 * MIB));
+        let [hostile, honest] = [(); 2].map(|()| session(&budget));
+        let mut stalled = received(&hostile);
+        let _stream = SendQueue::new(Arc::clone(&honest));
+        let mut bytes = received(&honest);
+        stalled.set(127 * MIB).expect("below the limit");
+
+        // A message arrives and is written, many times.
+        let (mut window, mut changes) = (FULL, 0);
+        let mut may_grow_at = Instant::now();
+        for _ in 0..1000 {
+            for held in [1000, 40_000, 0] {
+                bytes.set(held).expect("the hostile session is reset first");
+                let changed = honest.window_changed(window, FULL, may_grow_at);
+                if let Ok(new) = timeout(Duration::from_millis(1), changed).await {
+                    (window, changes) = (new, changes + 1);
+                    may_grow_at = Instant::now() + RECOVERY_INTERVAL;
+                }
+            }
+        }
+        assert!(changes <= 7, "{changes} changes");
+        stalled.set(129 * MIB).expect_err("it is the largest");
+        bytes.set(40_000).expect("the others go on");
+        stalled.set(300 * MIB).expect_err("it is the largest");
+        bytes.set(50_000).expect_err("nobody may buffer more");
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::{SessionLimits, traffic::Traffic};
+use super::{SessionLimits, memory_budget::RECOVERY_INTERVAL, traffic::Traffic};
 
 /// The shortest and longest delay between two attempts to change the window.
 const DELAYS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
@@ -19,27 +19,33 @@ pub(super) struct StreamWindow {
     awaits_acknowledgement: bool,
     /// The delay before the next attempt to change the window.
     delay: Option<Duration>,
+    /// The time of the next attempt, if the last one failed.
+    next_try: Instant,
+    may_grow_at: Instant,
 }
 
 impl StreamWindow {
-    pub(super) const fn new(limits: &SessionLimits) -> Self {
+    pub(super) fn new(limits: &SessionLimits) -> Self {
         Self {
             current: limits.stream_window_bytes,
             full: limits.stream_window_bytes,
             awaits_acknowledgement: false,
             delay: None,
+            next_try: Instant::now(),
+            may_grow_at: Instant::now(),
         }
     }
 
     /// Waits until the window must be set, and returns the new window.
     pub(super) async fn changed(&self, traffic: &Traffic) -> u32 {
-        if let Some(delay) = self.delay {
-            sleep(delay).await;
-        }
+        // A point in time, because the caller may call this again and again before it comes.
+        sleep_until(self.next_try).await;
         if self.awaits_acknowledgement {
             return self.current;
         }
-        traffic.window_changed(self.current, self.full).await
+        traffic
+            .window_changed(self.current, self.full, self.may_grow_at)
+            .await
     }
 
     /// Changes the window with `set`, which sends it to the peer.
@@ -66,13 +72,17 @@ impl StreamWindow {
             self.awaits_acknowledgement = bytes < self.current;
             self.delay = self.awaits_acknowledgement.then_some(shortest);
             self.current = bytes;
+            self.may_grow_at = Instant::now() + RECOVERY_INTERVAL;
         }
+        self.next_try = Instant::now() + self.delay.unwrap_or_default();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use tokio::time::timeout;
 
     use super::*;
     use crate::tunnel::memory_budget::MemoryBudget;
@@ -91,6 +101,18 @@ mod tests {
         assert_eq!(window.delay, Some(DELAYS[1]));
         window.set(65_536, &traffic, |_| Ok(()));
         assert!(!window.awaits_acknowledgement);
+
+        // The caller may be interrupted as often as it wants.
+        window.set(32_768, &traffic, |_| Ok(()));
+        window.set(32_768, &traffic, pending);
+        for _ in 0..10 {
+            let short = timeout(DELAYS[0] / 2, window.changed(&traffic)).await;
+            if short.is_ok() {
+                break;
+            }
+        }
+        assert!(Instant::now() >= window.next_try);
+        window.set(32_768, &traffic, |_| Ok(()));
 
         // Nothing is buffered, so the window recovers, which streams need not know.
         assert_eq!(window.changed(&traffic).await, 1 << 20);

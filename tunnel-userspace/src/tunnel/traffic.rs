@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// The interval between checks for open streams.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -68,10 +68,14 @@ impl Traffic {
     }
 
     /// Waits until the streams need another window than `current`, and returns it. `full` is the window from the
-    /// config.
-    pub(super) async fn window_changed(&self, current: u32, full: u32) -> u32 {
-        let streams = || self.streams();
-        self.memory.window_changed(current, full, streams).await
+    /// config. The window is enlarged at the earliest at `may_grow_at`.
+    pub(super) async fn window_changed(
+        &self,
+        current: u32,
+        full: u32,
+        may_grow_at: Instant,
+    ) -> u32 {
+        self.memory.window_changed(current, full, may_grow_at).await
     }
 
     pub(super) fn view(&self) -> TrafficView {

@@ -69,6 +69,18 @@ pub(crate) fn part_of(connection: &impl AsFd) -> Part {
     part(u64::try_from(number).unwrap_or(0), limit())
 }
 
+/// Returns true if connections of pods and agents may have the descriptor of this new connection. The last sixteenth
+/// of those that are not reserved is for the ingress's clients on the host.
+pub(crate) fn is_for_all(connection: &impl AsFd) -> bool {
+    let number = connection.as_fd().as_raw_fd();
+    in_part_for_all(u64::try_from(number).unwrap_or(0), limit())
+}
+
+const fn in_part_for_all(number: u64, limit: u64) -> bool {
+    let for_host = (limit - reserved(limit)) / 16;
+    matches!(part(number.saturating_add(for_host), limit), Part::Clients)
+}
+
 const fn part(number: u64, limit: u64) -> Part {
     // The rest of the reserved part are low numbers, which an idle daemon has in use.
     let reserved = reserved(limit) / 8 * 5;
@@ -105,6 +117,14 @@ mod tests {
             assert_eq!(part(margin, limit), Part::Reserved, "{limit}");
         }
         assert_eq!(part(0, 0), Part::Reserved);
+    }
+
+    #[test]
+    fn the_last_sixteenth_is_for_the_host() {
+        for (limit, end) in [(1024, 704 - 32), (1_048_576, 1_048_256 - 65_504), (0, 0)] {
+            assert!(limit == 0 || in_part_for_all(end - 1, limit), "{limit}");
+            assert!(!in_part_for_all(end, limit), "{limit}");
+        }
     }
 
     #[test]

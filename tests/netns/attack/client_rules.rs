@@ -9,15 +9,19 @@ use tunnel_tests::{
     node::Node,
     pod::Pod,
     sandbox::Sandbox,
-    tunnel_testbed::{CONNECT_LIMIT, TunnelTestbed},
+    tunnel_testbed::{CONNECT_LIMIT, KUBELET_PORTS, TunnelTestbed},
     wait,
 };
 
 use crate::support::CHANGE_TIMEOUT;
 
-/// Restarts the daemon with the given entries in `tunnel.steering.allow`, and waits until `client` reaches the
-/// kubelet.
-fn allow(testbed: &TunnelTestbed, entries: &str, client: &Sandbox) -> Result<()> {
+/// The daemon's limit on open files, which allows 192 clients of the ingress.
+const OPEN_FILES: usize = 512;
+/// The number of connections of a pod, which would need more than all clients.
+const ATTEMPTS: usize = 300;
+
+/// Stops the daemon, and writes entries to `tunnel.steering.allow`.
+fn stop_and_configure(testbed: &TunnelTestbed, entries: &str) -> Result<()> {
     let node = testbed.node();
     node.stop()?;
     let config = fs::read_to_string(node.config_path())?;
@@ -26,6 +30,14 @@ fn allow(testbed: &TunnelTestbed, entries: &str, client: &Sandbox) -> Result<()>
     let steering = format!("tunnel:\n  steering: {{ allow: [{entries}] }}");
     let config = lines.join("\n").replace("tunnel:", &steering) + "\n";
     fs::write(node.config_path(), config)?;
+    Ok(())
+}
+
+/// Restarts the daemon with the given entries in `tunnel.steering.allow`, and waits until `client` reaches the
+/// kubelet.
+fn allow(testbed: &TunnelTestbed, entries: &str, client: &Sandbox) -> Result<()> {
+    let node = testbed.node();
+    stop_and_configure(testbed, entries)?;
     node.start()?;
     let reached = || testbed.request_healthz(client).is_ok();
     wait::until(CONNECT_LIMIT, reached)
@@ -118,4 +130,30 @@ fn only_the_pods_of_a_namespace_may_use_the_ingress() -> Result<()> {
     node.delete(&manifest(&late, "monitoring").file)?;
     let is_refused = || testbed.request_healthz(&late).is_err();
     wait::until(CHANGE_TIMEOUT, is_refused).context("a deleted Pod is still allowed")
+}
+
+#[test]
+#[ignore = "independent of the kernel: the ingress counts its clients"]
+fn an_address_of_no_pod_leaves_room_for_the_host() -> Result<()> {
+    let testbed = TunnelTestbed::new()?;
+    let (node, pod) = (testbed.node(), testbed.pod()?);
+    stop_and_configure(&testbed, "host, \"namespace:monitoring\"")?;
+    node.launch_with(&["prlimit".to_owned(), format!("--nofile={OPEN_FILES}")])?;
+    node.wait_ready()?;
+    let reached = || testbed.request_healthz(node.host()).is_ok();
+    wait::until(CONNECT_LIMIT, reached).context("the host doesn't reach the kubelet")?;
+
+    let target = TunnelTestbed::addr_v4(KUBELET_PORTS[1]);
+    // The ingress may reset the connection before connect() returns. It waits for the Pod of each of the others.
+    let connected = (0..ATTEMPTS).filter_map(|_| pod.connect(target).ok());
+    let held: Vec<_> = connected.collect();
+    testbed.request_healthz(node.host())?;
+    drop(held);
+
+    let refused = node.reason_count("client_share_exceeded")?;
+    ensure!(refused > 0, "no connection of the pod is refused");
+    let (logs, subject) = (node.logs(), pod.v4().to_string());
+    let is_named = |line: &str| line.contains("client_share_exceeded") && line.contains(&subject);
+    ensure!(logs.lines().any(is_named), "{subject} isn't named: {logs}");
+    Ok(())
 }

@@ -29,6 +29,7 @@ use self::{
     held_addresses::HeldAddresses,
     index_allocation::{FreeIndices, steering_address},
     pod_namespaces::LocalPods,
+    view::ProblemLog,
 };
 pub use self::{index_allocation::QUARANTINE, view::SteeringView};
 use super::{
@@ -85,6 +86,7 @@ pub struct SteeringReconciler<M> {
     /// True if a write failed during the last sync.
     has_failed: bool,
     pub(super) known_problems: BTreeSet<SteeringProblem>,
+    problem_log: ProblemLog,
     /// The number of problems that have occurred since this process started, by reason.
     pub(super) reason_counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<SteeringTargets>>,
@@ -136,6 +138,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             has_changed: true,
             has_failed: false,
             known_problems: BTreeSet::new(),
+            problem_log: ProblemLog::default(),
             reason_counts: BTreeMap::new(),
             targets: watch::Sender::default(),
             pod_ranges: watch::Sender::new(Arc::new([])),
@@ -275,7 +278,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             object: "the steering maps".to_owned(),
             text: format!("{error}: {}", error.source),
         }));
-        self.replace_problems(problems);
+        self.replace_problems(problems, now);
     }
 
     /// Plans steering. The Nodes to which addresses are steered hold these addresses from now on.
@@ -445,11 +448,12 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     }
 
     /// Replaces the problems and logs those that are new or resolved.
-    fn replace_problems(&mut self, problems: BTreeSet<SteeringProblem>) {
+    fn replace_problems(&mut self, problems: BTreeSet<SteeringProblem>, now: Duration) {
         for problem in problems.difference(&self.known_problems) {
             *self.reason_counts.entry(problem.reason).or_default() += 1;
         }
-        view::log_changes(&self.known_problems, &problems);
+        let log = &mut self.problem_log;
+        log.log_changes(&self.known_problems, &problems, now);
         self.known_problems = problems;
     }
 

@@ -1,5 +1,5 @@
-//! The streams that clients hold, and the limits on how many one client may hold. A client that opens many
-//! connections takes no room from the others, and none from the host itself, where the API server runs.
+//! The connections and streams that clients hold, and the limits on how many one client may hold. A client that
+//! opens many connections takes no room from the others, and none from the host itself, where the API server runs.
 
 use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -45,7 +45,7 @@ pub struct ClientView {
     pub streams: usize,
 }
 
-/// The streams that clients hold: in all, and on each node.
+/// The connections that clients hold, and their streams: in all, and on each node.
 #[derive(Debug, Default)]
 pub(super) struct ClientShares {
     state: Mutex<State>,
@@ -53,23 +53,26 @@ pub(super) struct ClientShares {
 
 #[derive(Debug, Default)]
 struct State {
-    all: Pool,
+    /// All connections, also those that have no stream yet.
+    connections: Pool,
+    streams: Pool,
     nodes: HashMap<Arc<str>, Pool>,
 }
 
-/// A number of streams that clients share.
+/// A number of connections or streams that clients share.
 #[derive(Debug, Default)]
 struct Pool {
     clients: HashMap<Client, usize>,
     total: usize,
 }
 
-/// A client's right to one stream on a node, released on drop.
+/// A client's right to one connection, and later to one stream, released on drop.
 #[derive(Debug)]
 pub(super) struct ClientPermit {
     shares: Arc<ClientShares>,
     client: Client,
-    node: Arc<str>,
+    /// The node of the stream, or `None` if the connection has no stream yet.
+    node: Option<Arc<str>>,
 }
 
 /// The limits for a new stream.
@@ -77,8 +80,6 @@ pub(super) struct ClientPermit {
 pub(super) struct StreamLimits {
     /// The maximum number of streams on the node.
     pub(super) of_node: usize,
-    /// The maximum number of streams in all.
-    pub(super) of_all: usize,
     /// True if streams have buffered so many bytes that pods with many streams get no more.
     pub(super) is_memory_scarce: bool,
 }
@@ -86,7 +87,7 @@ pub(super) struct StreamLimits {
 /// The error for a client that holds its share already.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub(super) enum ShareExceeded {
-    #[error("the client holds {held} of the {limit} streams of {whole}, and may hold no more")]
+    #[error("the client holds {held} of the {limit} {whole}, and may hold no more")]
     Streams {
         held: usize,
         limit: usize,
@@ -108,37 +109,28 @@ impl ShareExceeded {
 }
 
 impl ClientShares {
-    /// Takes a stream on `node` for a client.
+    /// Admits a client's new connection to the ingress, of whose connections there are at most `limit`.
     ///
     /// A pod may hold half of what other clients leave free, and all pods together three quarters, so that
-    /// the host always has room. While memory is scarce, a pod may hold a few streams.
-    pub(super) fn take(
+    /// the host always has room. The same holds for the streams of a node.
+    pub(super) fn admit(
         self: &Arc<Self>,
         client: Client,
-        node: &Arc<str>,
-        limits: StreamLimits,
+        limit: usize,
     ) -> Result<ClientPermit, ShareExceeded> {
-        let mut state = self.state.lock();
-        state.all.check(client, limits.of_all, "the ingress")?;
-        let held = state.all.held(client);
-        if limits.is_memory_scarce && client != Client::Host && held >= MAX_IF_SCARCE {
-            return Err(ShareExceeded::Memory(held));
-        }
-        let pool = state.nodes.entry(Arc::clone(node)).or_default();
-        pool.check(client, limits.of_node, "the node")?;
-        pool.add(client);
-        state.all.add(client);
-        drop(state);
+        let connections = &mut self.state.lock().connections;
+        connections.check(client, limit, "connections of the ingress")?;
+        connections.add(client);
         Ok(ClientPermit {
             shares: Arc::clone(self),
             client,
-            node: Arc::clone(node),
+            node: None,
         })
     }
 
     /// Returns the number of streams that all clients hold.
     pub(super) fn total(&self) -> usize {
-        self.state.lock().all.total
+        self.state.lock().streams.total
     }
 
     /// Returns the clients that hold the most streams on a node.
@@ -202,14 +194,40 @@ impl Pool {
     }
 }
 
+impl ClientPermit {
+    /// Takes a stream on `node` for the connection. While memory is scarce, a pod may hold a few streams.
+    pub(super) fn take_stream(
+        &mut self,
+        node: &Arc<str>,
+        limits: StreamLimits,
+    ) -> Result<(), ShareExceeded> {
+        let client = self.client;
+        let state = &mut *self.shares.state.lock();
+        let held = state.streams.held(client);
+        if limits.is_memory_scarce && client != Client::Host && held >= MAX_IF_SCARCE {
+            return Err(ShareExceeded::Memory(held));
+        }
+        let pool = state.nodes.entry(Arc::clone(node)).or_default();
+        pool.check(client, limits.of_node, "streams of the node")?;
+        pool.add(client);
+        state.streams.add(client);
+        self.node = Some(Arc::clone(node));
+        Ok(())
+    }
+}
+
 impl Drop for ClientPermit {
     fn drop(&mut self) {
         let state = &mut *self.shares.state.lock();
-        state.all.remove(self.client);
-        if let Some(pool) = state.nodes.get_mut(&self.node) {
+        state.connections.remove(self.client);
+        let Some(node) = &self.node else {
+            return;
+        };
+        state.streams.remove(self.client);
+        if let Some(pool) = state.nodes.get_mut(node) {
             pool.remove(self.client);
             if pool.total == 0 {
-                state.nodes.remove(&self.node);
+                state.nodes.remove(node);
             }
         }
     }
@@ -223,12 +241,26 @@ mod tests {
         Client::Pod([10, 0, 0, last].into())
     }
 
-    const fn limits(of_node: usize, of_all: usize) -> StreamLimits {
+    /// A limit on connections that is never reached.
+    const MANY: usize = 1_000_000;
+
+    const fn limits(of_node: usize) -> StreamLimits {
         StreamLimits {
             of_node,
-            of_all,
             is_memory_scarce: false,
         }
+    }
+
+    /// Admits a client's connection, and takes a stream on a node for it.
+    fn take(
+        shares: &Arc<ClientShares>,
+        client: Client,
+        node: &str,
+        limits: StreamLimits,
+    ) -> Result<ClientPermit, ShareExceeded> {
+        let mut permit = shares.admit(client, MANY)?;
+        permit.take_stream(&node.into(), limits)?;
+        Ok(permit)
     }
 
     /// Takes as many streams on a node as a client can get.
@@ -238,9 +270,8 @@ mod tests {
         client: Client,
         limits: StreamLimits,
     ) -> usize {
-        let node = Arc::from("edge-7");
         let before = held.len();
-        let permits = std::iter::from_fn(|| shares.take(client, &node, limits).ok());
+        let permits = std::iter::from_fn(|| take(shares, client, "edge-7", limits).ok());
         // The host has no limit here.
         held.extend(permits.take(limits.of_node.saturating_sub(before)));
         held.len() - before
@@ -249,7 +280,7 @@ mod tests {
     #[test]
     fn a_pod_gets_half_of_what_is_free_and_the_host_has_the_rest() {
         let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
-        let limits = limits(500, 10_000);
+        let limits = limits(500);
         let mut take = |client| take_all(&shares, &mut held, client, limits);
 
         assert_eq!([pod(1), pod(2), pod(3)].map(&mut take), [188, 94, 47]);
@@ -272,26 +303,43 @@ mod tests {
         assert_eq!(view, most);
         held.clear();
         let state = shares.state.lock();
-        assert!(state.nodes.is_empty() && state.all.clients.is_empty() && state.all.total == 0);
+        assert!(state.connections.clients.is_empty() && state.connections.total == 0);
+        assert!(
+            state.nodes.is_empty() && state.streams.clients.is_empty() && state.streams.total == 0
+        );
     }
 
     #[test]
-    fn the_streams_of_all_nodes_are_shared_likewise() {
-        let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
+    fn connections_without_a_stream_are_shared_likewise() {
+        let shares = Arc::<ClientShares>::default();
+        let admit = |client, most| {
+            let permits = std::iter::from_fn(|| shares.admit(client, 40).ok());
+            permits.take(most).collect::<Vec<_>>()
+        };
 
-        assert_eq!(take_all(&shares, &mut held, pod(1), limits(500, 40)), 15);
+        let pods: Vec<_> = (0..=255).map(|last| admit(pod(last), MANY)).collect();
+        assert_eq!(
+            pods.iter().map(Vec::len).take(3).collect::<Vec<_>>(),
+            [15, 8, 4]
+        );
+        assert_eq!(pods.iter().map(Vec::len).sum::<usize>(), 30);
+        assert_eq!(admit(Client::Host, 10).len(), 10);
+        assert_eq!(shares.total(), 0, "no connection has a stream");
 
-        let refused = shares
-            .take(pod(1), &"edge-8".into(), limits(500, 40))
-            .expect_err("no room");
+        let refused = shares.admit(pod(0), 40).expect_err("no room");
         assert_eq!(
             refused.to_string(),
-            "the client holds 15 of the 40 streams of the ingress, and may hold no more"
+            "the client holds 15 of the 40 connections of the ingress, and may hold no more"
         );
-        let node = Arc::from("edge-7");
-        let refused = shares
-            .take(pod(1), &node, limits(4, 400))
-            .expect_err("no room");
+        drop(pods);
+        assert!(shares.admit(pod(0), 40).is_ok());
+    }
+
+    #[test]
+    fn a_refused_stream_names_the_limit_of_the_node() {
+        let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
+        assert_eq!(take_all(&shares, &mut held, pod(1), limits(40)), 15);
+        let refused = take(&shares, pod(1), "edge-7", limits(4)).expect_err("no room");
         assert_eq!(
             refused.to_string(),
             "the client holds 15 of the 4 streams of the node, and may hold no more"
@@ -303,16 +351,16 @@ mod tests {
         let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
         let scarce = StreamLimits {
             is_memory_scarce: true,
-            ..limits(500, 10_000)
+            ..limits(500)
         };
 
         assert_eq!(take_all(&shares, &mut held, pod(1), scarce), 16);
         assert_eq!(take_all(&shares, &mut held, pod(2), scarce), 16);
         assert_eq!(take_all(&shares, &mut held, Client::Host, scarce), 468);
-        let refused = shares.take(pod(1), &"edge-8".into(), scarce);
+        let refused = take(&shares, pod(1), "edge-8", scarce);
         let refused = refused.expect_err("too many");
         assert_eq!(refused.reason(), Reason::MemoryLimit);
-        let again = shares.take(pod(1), &"edge-8".into(), limits(500, 10_000));
+        let again = take(&shares, pod(1), "edge-8", limits(500));
         assert!(again.is_ok(), "memory is no longer scarce");
     }
 
@@ -320,13 +368,10 @@ mod tests {
     fn many_pods_leave_a_quarter_to_the_host() {
         let (shares, mut held) = (Arc::<ClientShares>::default(), Vec::new());
         for last in 0..=255 {
-            take_all(&shares, &mut held, pod(last), limits(500, 10_000));
+            take_all(&shares, &mut held, pod(last), limits(500));
         }
         assert_eq!(held.len(), 375);
-        assert_eq!(
-            take_all(&shares, &mut held, Client::Host, limits(500, 10_000)),
-            125
-        );
+        assert_eq!(take_all(&shares, &mut held, Client::Host, limits(500)), 125);
     }
 
     #[test]

@@ -221,7 +221,8 @@ fn start_handshake(
     let sessions = &shared.sessions;
     let peer = accepted.peer;
     let part = file_descriptors::part_of(&accepted.tcp);
-    let lacks_descriptors = part != Part::Clients || tasks.len() >= file_descriptors::share();
+    let lacks_descriptors =
+        !file_descriptors::is_for_all(&accepted.tcp) || tasks.len() >= file_descriptors::share();
     let (reason, limit) = if lacks_descriptors {
         (Reason::DescriptorLimit, "the limit on open files")
     } else {

@@ -18,7 +18,7 @@ use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use super::{
     ACCEPT_PAUSE, ClientRules, CommonSettings, Sessions,
     client_rules::{Decision, Refusal},
-    client_shares::Client,
+    client_shares::{Client, ClientPermit},
     copy,
     gateway::listener,
     gateway_session::StreamPermit,
@@ -140,15 +140,17 @@ impl Ingress {
         let (stop, stopped) = watch::channel(false);
         let is_stopped = stopped.clone();
         let mut clients = JoinSet::new();
-        let admit = |clients: &mut JoinSet<()>, (tcp, peer)| match check_room(clients, &tcp) {
-            Ok(()) => {
+        let admit = |clients: &mut JoinSet<()>, (tcp, peer): (TcpStream, SocketAddr)| match shared
+            .admit(clients.len(), &tcp, peer)
+        {
+            Ok(admitted) => {
                 let (shared, stopped) = (Arc::clone(&shared), stopped.clone());
-                clients.spawn(handle_connection(shared, tcp, peer, stopped));
+                clients.spawn(handle_connection(shared, (tcp, peer), admitted, stopped));
             }
-            Err(reason) => {
+            Err((reason, error)) => {
                 reset(&tcp);
-                let subject = "ingress".into();
-                shared.sessions.report_problem(&subject, reason, &peer);
+                let subject = peer.ip().to_canonical().to_string().into();
+                shared.sessions.report_problem(&subject, reason, &error);
             }
         };
         let accepting = listen::accept_all(
@@ -174,15 +176,12 @@ fn max_clients() -> usize {
     MAX_CLIENTS.min(file_descriptors::share())
 }
 
-/// Returns the reason to refuse a new connection if there is no room for another client.
-fn check_room(clients: &JoinSet<()>, tcp: &TcpStream) -> Result<(), Reason> {
-    if clients.len() >= MAX_CLIENTS {
-        Err(Reason::StreamLimit)
-    } else if clients.len() >= max_clients() || file_descriptors::part_of(tcp) != Part::Clients {
-        Err(Reason::DescriptorLimit)
-    } else {
-        Ok(())
-    }
+/// A connection that counts towards its client's share.
+#[derive(Debug)]
+struct Admitted {
+    permit: ClientPermit,
+    /// The index of the interface on which the connection arrived.
+    interface: u32,
 }
 
 /// Arranges for the connection to be reset when its socket is closed.
@@ -193,12 +192,16 @@ fn reset(tcp: &TcpStream) {
 
 async fn handle_connection(
     shared: Arc<Shared>,
-    tcp: TcpStream,
-    peer: SocketAddr,
+    (tcp, peer): (TcpStream, SocketAddr),
+    admitted: Admitted,
     stopped: watch::Receiver<bool>,
 ) {
     let sessions = &shared.sessions;
-    let (target, interface) = match shared.target(&tcp).await {
+    let Admitted {
+        mut permit,
+        interface,
+    } = admitted;
+    let target = match shared.target(&tcp, interface).await {
         Ok(target) => target,
         Err(reason) => {
             reset(&tcp);
@@ -217,19 +220,13 @@ async fn handle_connection(
         reset(&tcp);
         return sessions.record_refusal(&target, Reason::AddressDisputed);
     }
-    let client = Client::new(peer.ip(), interface == LOOPBACK);
     let is_memory_scarce = shared.common.memory.is_scarce();
-    let share = sessions.take_share(client, &target.node, max_clients(), is_memory_scarce);
-    let _share = match share {
-        Ok(share) => share,
-        Err(error) => {
-            reset(&tcp);
-            let subject = peer.ip().to_canonical().to_string().into();
-            let (reason, error) = (error.reason(), format!("{target}: {error}"));
-            sessions.report_problem(&subject, reason, &error);
-            return;
-        }
-    };
+    if let Err(error) = sessions.take_share(&mut permit, &target.node, is_memory_scarce) {
+        reset(&tcp);
+        let subject = peer.ip().to_canonical().to_string().into();
+        let (reason, error) = (error.reason(), format!("{target}: {error}"));
+        return sessions.report_problem(&subject, reason, &error);
+    }
     let (reason, tcp) = Box::pin(forward(sessions, &target, tcp, stopped)).await;
     debug!(dialled = %target, %peer, reason = reason.label(), "stream ended");
     if NOT_AN_ERROR.contains(&reason) {
@@ -238,24 +235,52 @@ async fn handle_connection(
         sessions.record_refusal(&target, reason);
     }
     // Closed last, so that the reason is counted before the client sees the connection end.
-    drop(tcp);
+    drop((tcp, permit));
 }
 
 impl Shared {
-    /// Sets a client connection's socket options, and returns its target and the index of the interface on
-    /// which it arrived. Refuses a connection whose local
+    /// Counts a new connection towards its client's share, before anything is waited for. Returns the reason to
+    /// refuse it, with a description, if there is no room for another client, or none for this one.
+    fn admit(
+        &self,
+        clients: usize,
+        tcp: &TcpStream,
+        peer: SocketAddr,
+    ) -> Result<Admitted, (Reason, String)> {
+        let limit = max_clients();
+        if clients >= MAX_CLIENTS {
+            let error = format!("the ingress has {clients} clients, and may have no more");
+            return Err((Reason::StreamLimit, error));
+        }
+        let local = tcp.local_addr();
+        let interface = local.and_then(|local| incoming_interface::index(tcp, local));
+        let interface = interface.map_err(|error| {
+            let error = format!("the incoming interface is unknown: {error}");
+            (Reason::ArrivedUnsteered, error)
+        })?;
+        let client = Client::new(peer.ip(), interface == LOOPBACK);
+        let has_descriptor = match client {
+            Client::Host => file_descriptors::part_of(tcp) == Part::Clients,
+            Client::Pod(_) => file_descriptors::is_for_all(tcp),
+        };
+        if clients >= limit || !has_descriptor {
+            let error = format!("the limit on open files allows no client beside these {clients}");
+            return Err((Reason::DescriptorLimit, error));
+        }
+        let permit = self.sessions.admit(client, limit);
+        let permit = permit.map_err(|error| (error.reason(), error.to_string()))?;
+        Ok(Admitted { permit, interface })
+    }
+
+    /// Sets a client connection's socket options, and returns its target. Refuses a connection whose local
     /// address is not a steering address, or that did not arrive over an inside link.
-    async fn target(&self, tcp: &TcpStream) -> Result<(SteeringTarget, u32), Reason> {
+    async fn target(&self, tcp: &TcpStream, interface: u32) -> Result<SteeringTarget, Reason> {
         set_stream_options(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
         let address = Address::from_ip(local.ip().to_canonical());
         let mut prefixes = self.settings.prefixes.iter();
         let index = prefixes.find_map(|prefix| prefix.index(&address));
         let index = index.ok_or(Reason::ArrivedUnsteered)?;
-        let interface = incoming_interface::index(tcp, local).map_err(|error| {
-            debug!(%error, "the incoming interface is unknown");
-            Reason::ArrivedUnsteered
-        })?;
         // The link of a pod that has only just started may not be in the set yet.
         let mut inside_links = self.inside_links.clone();
         let known = inside_links.wait_for(|inside_links| inside_links.contains(&interface));
@@ -263,8 +288,7 @@ impl Shared {
             return Err(Reason::ArrivedUnsteered);
         }
         let targets = self.targets.borrow();
-        let target = targets.get(&index).cloned().ok_or(Reason::TargetUnknown)?;
-        Ok((target, interface))
+        targets.get(&index).cloned().ok_or(Reason::TargetUnknown)
     }
 
     /// Returns the reason if a client may not use the ingress.

@@ -259,14 +259,22 @@ impl Sessions {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Takes a client's right to one stream on a node. `of_all` is the ingress's limit on clients.
-    pub(super) fn take_share(
+    /// Admits a client's new connection to the ingress. `limit` is the ingress's limit on clients.
+    pub(super) fn admit(
         &self,
         client: Client,
-        node: &Arc<str>,
-        of_all: usize,
-        is_memory_scarce: bool,
+        limit: usize,
     ) -> Result<ClientPermit, ShareExceeded> {
+        self.clients.admit(client, limit)
+    }
+
+    /// Takes a client's right to one stream on a node.
+    pub(super) fn take_share(
+        &self,
+        permit: &mut ClientPermit,
+        node: &Arc<str>,
+        is_memory_scarce: bool,
+    ) -> Result<(), ShareExceeded> {
         let nodes = self.nodes.lock();
         let sessions = nodes.get(node).map(|node| node.sessions.iter());
         let limits = sessions
@@ -279,10 +287,9 @@ impl Sessions {
         let of_node = usize::try_from(limit).unwrap_or(usize::MAX).max(1);
         let limits = StreamLimits {
             of_node,
-            of_all,
             is_memory_scarce,
         };
-        self.clients.take(client, node, limits)
+        permit.take_stream(node, limits)
     }
 
     /// Takes a permit to open a stream on the least loaded of a node's sessions.

@@ -20,6 +20,9 @@ pub struct ClusterUpdate {
     /// True if all objects and files in the sources could be used. Otherwise, an object was rejected or a
     /// file could not be read, so map entries left by an earlier process must be kept.
     pub complete: bool,
+    /// True if a Node that the sources don't have does not exist, as far as the sources know: as in
+    /// [`NodeList::is_current`](crate::model::NodeList::is_current).
+    pub nodes_current: bool,
     /// True if a source has not responded since the daemon started, and its last known state is used instead.
     pub stale: bool,
     /// The monotonic time at which the oldest change was noticed.

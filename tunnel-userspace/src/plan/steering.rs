@@ -77,7 +77,7 @@ pub struct SteeringPlan {
     pub owners: AddressHolders,
     /// All addresses that edge nodes claim, including those that are not steered.
     pub claimed: BTreeSet<IpAddr>,
-    /// True if another Node claims an address that is kept for a deleted Node.
+    /// True if another Node claims an address that is kept for a Node that no longer lists it, or was deleted.
     pub has_reserved: bool,
     /// The number of edge nodes.
     pub edge_nodes: usize,
@@ -94,7 +94,7 @@ pub struct SteeringInputs<'a> {
     pub config_map: Option<&'a ConfigMap>,
     /// The addresses that don't belong to Nodes.
     pub known: &'a KnownAddresses,
-    /// The Node that had each address first. A deleted Node holds its addresses for some time.
+    /// The Node that had each address first. It holds an address for some time after it no longer lists it.
     pub holders: &'a AddressHolders,
 }
 
@@ -177,7 +177,7 @@ fn unusable_addresses(node: &Node) -> Vec<SteeringProblem> {
             "{others}: loopback, link-local, multicast and unspecified addresses can't be steered"
         ));
     }
-    let claims = address_claims::claims(&node.internal_ips);
+    let claims = address_claims::claims(&node.internal_ips, &[]);
     let extra = addresses().filter(|address| is_host(address) && !claims.contains(address));
     if let Some(extra) = first_of(&extra.collect()) {
         texts.push(format!(

@@ -81,6 +81,8 @@ pub struct SteeringReconciler<M> {
     unallocated: BTreeSet<SteeringKey>,
     synced: bool,
     is_complete: bool,
+    /// True if a Node that is not in `nodes` does not exist.
+    are_nodes_current: bool,
     /// True if the plan's inputs have changed since the last sync.
     has_changed: bool,
     /// True if a write failed during the last sync.
@@ -135,6 +137,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             unallocated: BTreeSet::new(),
             synced: false,
             is_complete: false,
+            are_nodes_current: false,
             has_changed: true,
             has_failed: false,
             known_problems: BTreeSet::new(),
@@ -240,9 +243,11 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
                 self.config_map.clone_from(config_map);
             }
         }
-        self.has_changed |= (update.synced, update.complete) != (self.synced, self.is_complete);
+        let old = (self.synced, self.is_complete, self.are_nodes_current);
+        self.has_changed |= (update.synced, update.complete, update.nodes_current) != old;
         self.synced |= update.synced;
         self.is_complete = update.complete;
+        self.are_nodes_current = update.nodes_current;
     }
 
     /// Returns true if a change is waiting to be written.
@@ -252,7 +257,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     }
 
     /// Returns true if the last sync left something to retry: a write that failed, a key that is waiting for an
-    /// index to come out of quarantine, or an address that is kept for a deleted Node and that another Node claims.
+    /// index to come out of quarantine, or an address that is kept for one Node and that another Node claims.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
         self.synced && (self.has_failed || !self.unallocated.is_empty() || self.plan.has_reserved)
@@ -288,7 +293,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             return;
         };
         let held = &mut self.held_addresses;
-        held.release(&self.nodes, self.is_complete, now);
+        held.release(&self.nodes, self.are_nodes_current, now);
         let inputs = SteeringInputs {
             nodes: &self.nodes,
             config_map: self.config_map.as_deref(),

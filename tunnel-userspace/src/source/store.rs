@@ -77,6 +77,8 @@ struct State {
     oldest_change: Option<Duration>,
     /// The names of the Nodes in use.
     node_names: NodeNames,
+    /// The value of `nodes_current` in the last update.
+    has_sent_current_nodes: Option<bool>,
 }
 
 /// The objects from one source.
@@ -221,7 +223,7 @@ impl OverlayEdit<'_> {
 
 impl Drop for OverlayEdit<'_> {
     fn drop(&mut self) {
-        self.state.publish_nodes();
+        self.state.publish_nodes(self.noticed_at);
         if self.state.has_update() {
             self.changed.notify_one();
         }
@@ -360,11 +362,22 @@ impl State {
         phases.min().unwrap_or_default()
     }
 
-    /// Publishes the names of the Nodes, if they have changed.
-    fn publish_nodes(&mut self) {
+    fn nodes_are_current(&self) -> bool {
         let mut overlays = self.overlays.iter();
-        let is_current = !self.overlays.is_empty() && overlays.all(OverlayState::nodes_are_current);
+        !self.overlays.is_empty() && overlays.all(OverlayState::nodes_are_current)
+    }
+
+    /// Publishes the names of the Nodes, if they have changed. If they have become current, or are not current any
+    /// more, there is an update, even if no object has changed.
+    fn publish_nodes(&mut self, at: Duration) {
+        let is_current = self.nodes_are_current();
         self.node_names.publish(is_current);
+        if self
+            .has_sent_current_nodes
+            .is_some_and(|sent| sent != is_current)
+        {
+            self.record_change(at);
+        }
     }
 
     fn has_update(&self) -> bool {
@@ -379,10 +392,12 @@ impl State {
         let mut update = ClusterUpdate {
             synced: true,
             complete: phase == SyncPhase::Complete,
+            nodes_current: self.nodes_are_current(),
             stale: phase == SyncPhase::Stale,
             noticed_at: self.oldest_change.take()?,
             ..ClusterUpdate::default()
         };
+        self.has_sent_current_nodes = Some(update.nodes_current);
         let dirty = self.dirty.replace(BTreeSet::new());
         for id in dirty.unwrap_or_else(|| self.all_ids()) {
             let now = self.get(&id).cloned();

@@ -6,9 +6,10 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 use tunnel_common::{addr::Address, reason::Reason};
 
 use super::{SteeringInputs, SteeringRules};
-use crate::model::Node;
+use crate::model::{Node, ObjectName};
 
-/// The maximum number of addresses per edge node and family that are steered, and that count as claims. There is
+/// The maximum number of addresses per edge node and family that are steered, and that count as claims: its
+/// InternalIPs, and then its addresses of other types. There is
 /// a limit because the node's kubelet sets the addresses, and may be compromised.
 pub(super) const MAX_ADDRESSES: usize = 4;
 
@@ -44,7 +45,7 @@ pub(super) enum Outcome<'a> {
     Left,
     /// Connections are refused, because the address may belong to another edge node.
     Disputed {
-        /// True if the address is kept for a Node that was deleted a short time ago.
+        /// True if the address is kept for a Node that listed it a short time ago.
         is_reserved: bool,
     },
 }
@@ -52,13 +53,13 @@ pub(super) enum Outcome<'a> {
 /// Returns true if a Node claims an address, in case it is an edge node.
 #[must_use]
 pub fn claims_address(node: &Node, address: IpAddr) -> bool {
-    claims(&node.internal_ips).contains(&address)
+    claims(&node.internal_ips, &[]).contains(&address)
 }
 
 /// Returns the first addresses of each family, without duplicates and without those that can't be steered.
-pub(super) fn claims(addresses: &[IpAddr]) -> Vec<IpAddr> {
+pub(super) fn claims(internal: &[IpAddr], others: &[IpAddr]) -> Vec<IpAddr> {
     let mut claims: Vec<IpAddr> = Vec::new();
-    for address in addresses.iter().map(IpAddr::to_canonical) {
+    for address in internal.iter().chain(others).map(IpAddr::to_canonical) {
         let siblings = claims.iter();
         let siblings = siblings.filter(|other| other.is_ipv4() == address.is_ipv4());
         let has_room = siblings.count() < MAX_ADDRESSES;
@@ -94,11 +95,13 @@ pub(super) fn claimants<'a>(
             }
             continue;
         }
-        for address in claims(&node.internal_ips).into_iter().filter(has_family) {
-            all.entry(address).or_default().edge.push(node);
-        }
-        for address in claims(&node.other_ips) {
-            all.entry(address).or_default().other_type.push(node);
+        let internal = claims(&node.internal_ips, &[]);
+        for address in claims(&node.internal_ips, &node.other_ips) {
+            if !internal.contains(&address) {
+                all.entry(address).or_default().other_type.push(node);
+            } else if has_family(&address) {
+                all.entry(address).or_default().edge.push(node);
+            }
         }
     }
     all
@@ -125,8 +128,8 @@ pub(super) fn decide<'a>(
         return claimants.refuse(&format!("is {owner}, so it is not steered"));
     }
     let mut decision = match inputs.holders.get(&address) {
-        Some(holder) => claimants.give_to_holder(holder),
-        None => claimants.decide_without_holder(address, inputs, rules),
+        Some(holder) => claimants.give_to_holder(holder, inputs.nodes),
+        None => claimants.decide_without_holder(),
     };
     if let Outcome::Steered(node) = decision.outcome
         && rules.node_ranges.is_none()
@@ -164,22 +167,18 @@ impl<'a> Claimants<'a> {
         }
     }
 
-    /// Gives the address to the Node that had it first, if this Node still exists.
-    fn give_to_holder(&self, holder: &str) -> Decision<'a> {
+    /// Gives the address to the Node that had it first, if this Node still lists it.
+    fn give_to_holder(
+        &self,
+        holder: &str,
+        nodes: &'a BTreeMap<ObjectName, Arc<Node>>,
+    ) -> Decision<'a> {
         let (owner, others): (Vec<_>, Vec<_>) = self
             .edge
             .iter()
             .partition(|node| *node.name.name == *holder);
         let Some(owner) = owner.first() else {
-            let text = format!(
-                "was an address of edge node {holder}, whose Node was deleted; it is kept for a new Node of that name \
-                 for ten minutes, and connections to it are refused until then"
-            );
-            let edge = self.edge.iter().map(|node| (*node, text.clone()));
-            return Decision {
-                outcome: Outcome::Disputed { is_reserved: true },
-                problems: disputes(edge),
-            };
+            return self.keep_for(holder, nodes.get(&ObjectName::new("", holder)));
         };
         let text =
             format!("is also an address of edge node {holder}, which had it first and keeps it");
@@ -197,19 +196,31 @@ impl<'a> Claimants<'a> {
         }
     }
 
-    fn decide_without_holder(
-        &self,
-        address: IpAddr,
-        inputs: &SteeringInputs<'_>,
-        rules: &SteeringRules,
-    ) -> Decision<'a> {
-        let service = inputs.known.publishing_service(address);
-        if let Some(service) = service.filter(|_| rules.node_ranges.is_none()) {
-            return self.refuse(&format!(
-                "is an external IP or load balancer address of Service {service}, so it is not steered; if it \
-                 is an address of this node, list its range in tunnel.steering.nodeCIDRs"
-            ));
+    /// Returns the decision that the address is kept for a Node that no longer lists it, or that was deleted.
+    fn keep_for(&self, name: &str, holder: Option<&'a Arc<Node>>) -> Decision<'a> {
+        let end = "for ten minutes, and connections to it are refused until then";
+        let text = match holder {
+            Some(_) => format!(
+                "was an address of edge node {name}, which no longer lists it; it is kept for that node {end}"
+            ),
+            None => format!(
+                "was an address of edge node {name}, whose Node was deleted; it is kept for a new Node of that name \
+                 {end}"
+            ),
+        };
+        let of_holder = format!(
+            "is claimed by {}; this Node had it first, but no longer lists it; it is kept for this Node {end}",
+            names(&self.edge)
+        );
+        let edge = self.edge.iter().map(|node| (*node, text.clone()));
+        let holder = holder.map(|node| (&**node, of_holder));
+        Decision {
+            outcome: Outcome::Disputed { is_reserved: true },
+            problems: disputes(edge.chain(holder)),
         }
+    }
+
+    fn decide_without_holder(&self) -> Decision<'a> {
         let mut all: Vec<&'a Node> = self.edge.iter().chain(&self.other_type).copied().collect();
         all.sort_by_key(|node| &node.name);
         all.dedup_by_key(|node| &node.name);

@@ -80,15 +80,11 @@ impl KnownAddresses {
         ))
     }
 
-    /// Returns a Service that has an address as an external IP or a load balancer address.
-    pub(super) fn publishing_service(&self, address: IpAddr) -> Option<&ObjectName> {
-        first_object(&self.published_ips, address)
-    }
-
-    /// Describes why an address is unlikely to be an edge node's, if it is: it is a public address, or this node
-    /// has a route to it.
+    /// Describes why an address is unlikely to be an edge node's, if it is: a Service has it as an external IP or a
+    /// load balancer address, it is a public address, or this node has a route to it. None of these refuses it: for
+    /// example, k3s' ServiceLB writes the nodes' own addresses into `status.loadBalancer`.
     pub(super) fn doubt(&self, address: IpAddr) -> Option<String> {
-        if let Some(service) = self.publishing_service(address) {
+        if let Some(service) = first_object(&self.published_ips, address) {
             return Some(format!(
                 "an external IP or load balancer address of Service {service}"
             ));

@@ -1,10 +1,6 @@
 //! The addresses that edge nodes hold: for each address, the Node that was the first to have it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
@@ -14,15 +10,19 @@ use crate::{
     publish,
 };
 
-/// The period for which a deleted Node's addresses are kept for a new Node with the same name.
+/// The period for which an address is kept for a Node that no longer lists it, or that was deleted.
 pub(super) const RESERVATION: Duration = Duration::from_secs(600);
+
+/// The maximum number of addresses that are kept for a Node that no longer lists them: as many as it can claim at a
+/// time. There is a limit because the node's kubelet can change its addresses at will. The last ones are released.
+const MAX_UNLISTED: usize = 8;
 
 /// The addresses that edge nodes hold, and the receivers that save them.
 #[derive(Debug, Default)]
 pub(super) struct HeldAddresses {
     holders: AddressHolders,
-    /// The names of Nodes that hold addresses but no longer exist, each with the time at which this was noticed.
-    absent: BTreeMap<Arc<str>, Duration>,
+    /// The addresses that the Nodes that hold them don't list, each with the time at which this was noticed.
+    unlisted: BTreeMap<IpAddr, Duration>,
     published: watch::Sender<Arc<AddressHolders>>,
 }
 
@@ -42,31 +42,39 @@ impl HeldAddresses {
         &self.holders
     }
 
-    /// Releases the addresses that a Node no longer has, and those of Nodes that were deleted more than
-    /// [`RESERVATION`] ago. While an object is missing from the sources (`is_complete` is false), this object may
-    /// be a Node, so the addresses of missing Nodes are kept.
+    /// Releases the addresses that their Nodes have not listed for [`RESERVATION`], also because they were deleted.
+    /// Until then, a Node gets an address back by listing it again: a kubelet that registers again creates a Node
+    /// without addresses. While a Node may be missing from `nodes` (`are_current` is false), no time is up.
     pub(super) fn release(
         &mut self,
         nodes: &BTreeMap<ObjectName, Arc<Node>>,
-        is_complete: bool,
+        are_current: bool,
         now: Duration,
     ) {
-        let node = |name: &Arc<str>| nodes.get(&ObjectName::new("", Arc::clone(name)));
-        let names: BTreeSet<_> = self.holders.values().map(Arc::clone).collect();
-        self.absent
-            .retain(|name, _| is_complete && node(name).is_none());
-        if is_complete {
-            for name in names.into_iter().filter(|name| node(name).is_none()) {
-                self.absent.entry(name).or_insert(now);
+        let Self {
+            holders, unlisted, ..
+        } = self;
+        let mut kept: BTreeMap<Arc<str>, Vec<(Duration, IpAddr)>> = BTreeMap::new();
+        for (address, holder) in &*holders {
+            let node = nodes.get(&ObjectName::new("", Arc::clone(holder)));
+            if node.is_some_and(|node| plan::claims_address(node, *address)) {
+                unlisted.remove(address);
+            } else if node.is_some() || are_current {
+                let since = *unlisted.entry(*address).or_insert(now);
+                let of_holder = kept.entry(Arc::clone(holder)).or_default();
+                of_holder.push((since, *address));
             }
         }
-        let absent = &self.absent;
-        self.holders.retain(|address, holder| match node(holder) {
-            Some(node) => plan::claims_address(node, *address),
-            None => absent
-                .get(holder)
-                .is_none_or(|since| now.saturating_sub(*since) < RESERVATION),
-        });
+        for mut addresses in kept.into_values() {
+            addresses.sort_unstable();
+            for (position, (since, address)) in addresses.into_iter().enumerate() {
+                let is_over = are_current && now.saturating_sub(since) >= RESERVATION;
+                if is_over || position >= MAX_UNLISTED {
+                    holders.remove(&address);
+                    unlisted.remove(&address);
+                }
+            }
+        }
     }
 
     /// Records the Nodes that addresses are steered to, which hold these addresses from now on.

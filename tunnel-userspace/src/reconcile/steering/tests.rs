@@ -99,6 +99,7 @@ fn update(nodes: Vec<NodeChange>) -> ClusterUpdate {
         nodes,
         synced: true,
         complete: true,
+        nodes_current: true,
         ..ClusterUpdate::default()
     }
 }
@@ -112,6 +113,7 @@ fn apply(steering: &mut SteeringReconciler<Memory>, nodes: Vec<NodeChange>, now:
 fn apply_incomplete(steering: &mut SteeringReconciler<Memory>, nodes: Vec<NodeChange>) {
     steering.update(&ClusterUpdate {
         complete: false,
+        nodes_current: false,
         ..update(nodes)
     });
     steering.sync(NOW);

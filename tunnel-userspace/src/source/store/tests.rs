@@ -44,6 +44,20 @@ fn apply(overlay: &Overlay, objects: impl IntoIterator<Item = Object>, at: Durat
     }
 }
 
+#[tokio::test]
+async fn an_update_follows_when_the_nodes_become_current_or_are_not_any_more() {
+    let (mut store, overlay) = store();
+    assert!(store.update().await.expect("an update").nodes_current);
+    for are_current in [false, true] {
+        overlay.edit(T2).set_current_nodes(are_current);
+
+        let update = tokio::time::timeout(Duration::from_secs(5), store.update());
+        let update = update.await.expect("in time").expect("an update");
+        assert_eq!(update.nodes_current, are_current);
+        assert!(update.complete);
+    }
+}
+
 #[test]
 fn the_published_nodes_are_current_once_every_source_has_listed_all_of_them() {
     let mut store = Store::default();
@@ -221,7 +235,8 @@ fn each_higher_phase_causes_one_update_even_without_objects() {
     assert_eq!(update_after(SyncPhase::Partial), Some((false, false)));
     assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
     assert_eq!(update_after(SyncPhase::Complete), None);
-    // A drop to a lower phase does not cause an update by itself, but the next update includes it.
+    // After a drop to a lower phase, a Node may be missing from the overlay.
+    assert_eq!(update_after(SyncPhase::Partial), Some((false, false)));
     assert_eq!(update_after(SyncPhase::Partial), None);
     assert_eq!(update_after(SyncPhase::Complete), Some((false, true)));
 }

@@ -124,6 +124,57 @@ fn an_address_is_kept_for_a_deleted_node() {
 }
 
 #[test]
+fn an_address_is_kept_for_a_node_that_no_longer_lists_it_and_the_problem_names_both() {
+    let nodes = [
+        node("edge-1", true, &[]),
+        node("edge-7", true, &["10.1.2.3"]),
+    ];
+
+    let plan = State::of(&nodes)
+        .held("10.1.2.3", "edge-1")
+        .plan(None, &rules());
+
+    assert_eq!(targets(&plan), disputed("edge-7", "10.1.2.3"));
+    assert!(plan.has_reserved && plan.owners.is_empty());
+    let problems = problems(&plan).concat();
+    for (node, kept) in [
+        (
+            "edge-7",
+            "10.1.2.3 was an address of edge node edge-1, which no longer lists it; it is kept for that node",
+        ),
+        (
+            "edge-1",
+            "10.1.2.3 is claimed by edge node edge-7; this Node had it first, but no longer lists it",
+        ),
+    ] {
+        assert!(problems.contains(&dispute(node, kept)), "{problems}");
+    }
+}
+
+#[test]
+fn addresses_of_all_types_count_towards_one_limit() {
+    let victims = ["10.1.2.1", "10.1.2.2", "10.1.2.3", "10.1.2.4", "10.1.2.5"];
+    let victims = victims.map(|address| node(&format!("edge-{}", &address[7..]), true, &[address]));
+    let mut attacker = node("edge-9", true, &["10.1.2.9", "10.1.2.10"]);
+    Arc::make_mut(&mut attacker).other_ips =
+        fixture::ips(&["10.1.2.10", "10.1.2.1", "10.1.2.2", "10.1.2.3", "10.1.2.4"]);
+    let nodes: Vec<_> = victims.into_iter().chain([attacker]).collect();
+
+    let plan = plan(&nodes, None);
+
+    let targets = targets(&plan);
+    let refused: Vec<_> = targets
+        .iter()
+        .filter(|it| it.contains("disputed"))
+        .collect();
+    assert_eq!(
+        refused.len(),
+        4,
+        "two addresses with two ports each: {refused:?}"
+    );
+}
+
+#[test]
 fn only_the_first_addresses_of_a_node_count_as_claims_and_a_problem_names_few() {
     let all: Vec<_> = (1..=200).map(|last| format!("10.1.2.{last}")).collect();
     let all: Vec<_> = all.iter().map(String::as_str).collect();

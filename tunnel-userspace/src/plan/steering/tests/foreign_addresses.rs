@@ -87,24 +87,33 @@ fn an_address_that_belongs_to_something_else_is_refused_and_named() {
 }
 
 #[test]
-fn without_configured_ranges_addresses_of_pods_and_published_addresses_are_refused() {
+fn without_configured_ranges_addresses_of_pods_are_refused() {
     let pod = "10.244.0.9 is in 10.244.0.0/24, a network of this node's pods (link cni0), so it is not steered";
     expect_refused(&state("10.244.0.9"), &rules(), pod);
-    for address in ["10.8.0.1", "10.8.0.2", "10.8.0.3"] {
-        let text = format!(
-            "{address} is an external IP or load balancer address of Service shop/web, so it is not steered; if it \
-             is an address of this node, list its range in tunnel.steering.nodeCIDRs"
-        );
-        expect_refused(&state(address), &rules(), &text);
+}
 
-        // A user who may create a Service takes no address from an edge node.
-        for (state, rules) in [
-            (state(address).held(address, "edge-7"), rules()),
-            (state(address), with_ranges(&["10.0.0.0/8"])),
-        ] {
-            assert_eq!(state.plan(None, &rules).targets.len(), 4, "{address}");
-        }
+#[test]
+fn a_service_takes_no_address_from_an_edge_node_unless_it_is_its_cluster_ip() {
+    let published = "an external IP or load balancer address of Service shop/web";
+    for address in ["10.8.0.1", "10.8.0.2", "10.8.0.3"] {
+        expect_unconfirmed(&state(address), address, published);
+        expect_unconfirmed(&state(address).held(address, "edge-7"), address, published);
     }
+}
+
+/// Asserts that an address is steered and named, with a warning only if no ranges are configured.
+fn expect_unconfirmed(state: &State, address: &str, doubt: &str) {
+    let plan = state.plan(None, &rules());
+
+    assert_eq!(plan.targets.len(), 4, "{address}");
+    let text = format!(
+        "address_unconfirmed: Node edge-7: status.addresses {address} is {doubt}; it is steered because \
+         tunnel.steering.nodeCIDRs is not set"
+    );
+    assert_eq!(problems(&plan), [text]);
+    let confirmed = state.plan(None, &with_ranges(&["0.0.0.0/0"]));
+    assert_eq!(confirmed.targets.len(), 4, "{address}");
+    assert_eq!(problems(&confirmed), Vec::<String>::new());
 }
 
 #[test]
@@ -128,16 +137,7 @@ fn without_configured_ranges_unlikely_addresses_are_steered_and_named() {
             "in 10.0.0.0/24, which this node reaches over link eth0",
         ),
     ] {
-        let plan = state(address).plan(None, &rules());
-
-        assert_eq!(plan.targets.len(), 4, "{address}");
-        let text = format!(
-            "address_unconfirmed: Node edge-7: status.addresses {address} is {doubt}; it is steered because \
-             tunnel.steering.nodeCIDRs is not set"
-        );
-        assert_eq!(problems(&plan), [text]);
-        let confirmed = state(address).plan(None, &with_ranges(&["0.0.0.0/0"]));
-        assert_eq!(problems(&confirmed), Vec::<String>::new());
+        expect_unconfirmed(&state(address), address, doubt);
     }
 }
 

@@ -85,14 +85,20 @@ fn a_node_that_is_deleted_and_created_again_keeps_its_address() {
 }
 
 #[test]
-fn an_address_of_a_deleted_node_is_free_after_its_reservation_and_not_while_an_object_is_missing() {
+fn an_address_of_a_deleted_node_is_free_after_its_reservation_and_not_while_a_node_may_be_missing()
+{
     let mut steering = steering_with(16, ["a"]);
     apply_incomplete(&mut steering, vec![removed("a"), thief()]);
     steering.sync(NOW + RESERVATION * 2);
     assert_eq!(owners(&steering), ["10.0.0.1 nobody"]);
 
+    // An invalid object of another kind makes no difference.
     let mut steering = restart(steering, NOW);
-    apply(&mut steering, vec![thief()], NOW);
+    steering.update(&ClusterUpdate {
+        complete: false,
+        ..update(vec![thief()])
+    });
+    steering.sync(NOW);
     steering.sync(NOW + RESERVATION - Duration::from_secs(1));
     assert_eq!(owners(&steering), ["10.0.0.1 nobody"]);
     steering.sync(NOW + RESERVATION);
@@ -100,14 +106,46 @@ fn an_address_of_a_deleted_node_is_free_after_its_reservation_and_not_while_an_o
 }
 
 #[test]
-fn an_address_that_a_node_no_longer_has_is_free() {
+fn an_address_that_a_node_no_longer_lists_is_kept_for_it_for_some_time() {
     let mut steering = steering_with(16, ["a"]);
+    apply(&mut steering, vec![thief()], NOW);
 
-    apply(&mut steering, vec![thief(), node("a", &["10.0.0.9"])], NOW);
+    // The kubelet registers again.
+    apply(&mut steering, vec![node("a", &[])], NOW);
+    assert_eq!(owners(&steering), ["10.0.0.1 nobody"]);
+    let warned = ["a", "0"].map(|node| steering.warnings_about(node).len());
+    assert_eq!(
+        warned,
+        [2, 1],
+        "the Nodes' Events, and that `a` has no address"
+    );
+    apply(&mut steering, nodes(["a"]), NOW + RESERVATION / 2);
+    assert_eq!(owners(&steering), ["10.0.0.1 a"]);
 
+    // The time starts anew.
+    let moved = NOW + RESERVATION;
+    apply(&mut steering, vec![node("a", &["10.0.0.9"])], moved);
+    assert_eq!(owners(&steering), ["10.0.0.1 nobody", "10.0.0.9 a"]);
+    steering.sync(moved + RESERVATION - Duration::from_secs(1));
+    assert_eq!(owners(&steering), ["10.0.0.1 nobody", "10.0.0.9 a"]);
+    steering.sync(moved + RESERVATION);
     assert_eq!(owners(&steering), ["10.0.0.1 0", "10.0.0.9 a"]);
+    assert_eq!(steering.holders().borrow().len(), 2);
+}
+
+#[test]
+fn a_node_that_changes_its_address_all_the_time_holds_few() {
+    let mut steering = steering_with(16, ["a", "b"]);
+    for last in 10..60 {
+        let changed = node("b", &[&format!("10.0.0.{last}")]);
+        apply(&mut steering, vec![changed], NOW);
+    }
+
     let holders = steering.holders();
-    assert_eq!(holders.borrow().len(), 2);
+    let holders = holders.borrow();
+    let of_b = holders.values().filter(|holder| &***holder == "b");
+    assert_eq!(of_b.count(), 9, "its address, and eight earlier ones");
+    assert_eq!(&*holders[&fixture::ip(&address_of("b"))], "b");
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub struct NetworkFollower {
     networks: watch::Sender<Arc<LinkNetworks>>,
     /// Decides which links lead to pods.
     rules: FollowedRules,
+    /// The indices of the links that are, or once were, uplinks.
+    former_uplinks: BTreeSet<u32>,
 }
 
 /// The rules that decide which links lead to pods.
@@ -63,11 +65,14 @@ impl NetworkFollower {
         let netlink = NetworkMonitor::open(rules.is_some())?;
         let rules = rules.unwrap_or_default();
         let snapshot = Arc::new(netlink.snapshot().await?);
+        let mut former_uplinks = BTreeSet::new();
+        let networks = rules.networks(&snapshot, &mut former_uplinks);
         Ok(Self {
             netlink,
             addresses: watch::Sender::new(Arc::clone(&snapshot.own_addresses)),
-            networks: watch::Sender::new(Arc::new(rules.networks(&snapshot))),
+            networks: watch::Sender::new(Arc::new(networks)),
             rules,
+            former_uplinks,
             network: watch::Sender::new(NetworkState {
                 snapshot,
                 problem: None,
@@ -113,6 +118,7 @@ impl NetworkFollower {
                     }
                     next = next.min(Instant::now() + CHANGE_DELAY);
                 }
+                Ok(()) = self.rules.node_ranges.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
                     let is_well = self.publish().await;
                     next = Instant::now() + if is_well { CHECK_INTERVAL } else { RETRY_DELAY };
@@ -122,7 +128,7 @@ impl NetworkFollower {
     }
 
     /// Queries the network, and publishes its state. Returns false if the query failed.
-    async fn publish(&self) -> bool {
+    async fn publish(&mut self) -> bool {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
                 let count = snapshot.own_addresses.len();
@@ -130,7 +136,7 @@ impl NetworkFollower {
                 {
                     info!(addresses = count, "the addresses of this node changed");
                 }
-                let networks = self.rules.networks(&snapshot);
+                let networks = self.rules.networks(&snapshot, &mut self.former_uplinks);
                 publish::publish_if_changed(&self.networks, Arc::new(networks));
                 // Published even if it equals the last snapshot, since another program may have removed a
                 // route that the receiver had added in between.
@@ -156,16 +162,18 @@ impl NetworkFollower {
 
 impl FollowedRules {
     /// Returns the networks that this node has routes to. A network is that of pods if its link is a pod link.
-    fn networks(&self, snapshot: &Snapshot) -> LinkNetworks {
+    /// A link that was once an uplink stays one while its routes are missing.
+    fn networks(&self, snapshot: &Snapshot, former_uplinks: &mut BTreeSet<u32>) -> LinkNetworks {
         let ranges = PodRanges {
             configured: self.settings.pod_ranges.clone(),
             of_node: self.node_ranges.borrow().to_vec(),
         };
-        let former_uplinks = BTreeSet::new();
         let rules = self
             .settings
-            .rules(&ranges, &snapshot.gateways, &former_uplinks);
+            .rules(&ranges, &snapshot.gateways, former_uplinks);
         let links = uplinks::classify(&snapshot.links, rules);
+        former_uplinks.extend(links.uplinks.keys().copied());
+        former_uplinks.retain(|index| snapshot.links.iter().any(|link| link.index == *index));
         snapshot.networks(&links.inside_links)
     }
 }

@@ -66,6 +66,13 @@ impl PodRanges {
             .any(|range| range.length() <= subnet.length() && range.contains(&subnet.network()))
     }
 
+    /// Returns true if a range in this node's Node object is part of a subnet.
+    fn is_node_range_in(&self, subnet: &Prefix) -> bool {
+        self.of_node
+            .iter()
+            .any(|range| subnet.length() <= range.length() && subnet.contains(&range.network()))
+    }
+
     fn is_known(&self, is_v4: bool) -> bool {
         self.all().any(|range| range.is_v4() == is_v4)
     }
@@ -237,9 +244,17 @@ impl Rules<'_> {
         if self.gateways.contains(&link.index) {
             return Destination::Outside;
         }
+        // Some CNI plugins give the bridge the range of all nodes' pods.
+        let covers_pods = |subnet: &Subnet| {
+            link.kind == LinkKind::Bridge
+                && subnet.is_permanent
+                && ranges.is_node_range_in(&subnet.prefix)
+        };
         let is_foreign = |subnet: &Subnet| {
             let prefix = &subnet.prefix;
-            if ranges.is_known(prefix.is_v4()) {
+            if covers_pods(subnet) {
+                false
+            } else if ranges.is_known(prefix.is_v4()) {
                 !ranges.contains_all_of(prefix)
             } else {
                 // A bridge of pods has a subnet. A pod's own link has none, since the pod is its only neighbour.
@@ -249,8 +264,9 @@ impl Rules<'_> {
         if link.subnets.iter().any(is_foreign) {
             return Destination::Outside;
         }
-        let is_of_pods =
-            |subnet: &Subnet| subnet.is_permanent && ranges.contains_all_of(&subnet.prefix);
+        let is_of_pods = |subnet: &Subnet| {
+            covers_pods(subnet) || subnet.is_permanent && ranges.contains_all_of(&subnet.prefix)
+        };
         let reaches_pod = link.reached.iter().any(|address| ranges.contains(*address));
         if reaches_pod || link.subnets.iter().any(is_of_pods) {
             return Destination::Pods;

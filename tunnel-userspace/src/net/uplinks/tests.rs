@@ -148,6 +148,12 @@ fn a_bridge_leads_to_pods_if_it_has_an_address_for_pods() {
     for (claim, subnets, ports, wanted) in [
         ("cni0", "10.244.1.0/24", vec![pod_port.clone()], "pp"),
         (
+            "minikube's bridge, with the range of all nodes' pods",
+            "10.244.0.0/16",
+            vec![pod_port.clone()],
+            "pp",
+        ),
+        (
             "cni0 with an uplink",
             "10.244.1.0/24",
             vec![pod_port.clone(), other_port],

@@ -87,7 +87,7 @@ impl ProblemLog {
             (self.since, self.logged) = (now, 0);
         }
         let room = MAX_PER_WINDOW - self.logged;
-        // The last message in a window tells that others are left out.
+        // The last message in a window reports how many others are left out.
         let most = MAX_PER_CHANGE.min(room.saturating_sub(1));
         self.left_out += messages.len().saturating_sub(most);
         messages.truncate(most);

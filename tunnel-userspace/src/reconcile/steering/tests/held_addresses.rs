@@ -122,7 +122,7 @@ fn an_address_that_a_node_no_longer_lists_is_kept_for_it_for_some_time() {
     apply(&mut steering, nodes(["a"]), NOW + RESERVATION / 2);
     assert_eq!(owners(&steering), ["10.0.0.1 a"]);
 
-    // The time starts anew.
+    // The time starts again.
     let moved = NOW + RESERVATION;
     apply(&mut steering, vec![node("a", &["10.0.0.9"])], moved);
     assert_eq!(owners(&steering), ["10.0.0.1 nobody", "10.0.0.9 a"]);

@@ -169,7 +169,6 @@ pub(super) fn classify(links: &[Link], rules: Rules<'_>) -> ClassifiedLinks {
             detected
         };
         match destination {
-            // While a configured name is missing, the link may be the one that should have it.
             Destination::Outside => {
                 // While a configured name is missing, the link may be the one that should have it.
                 if classified.missing.is_none() || rules.uplinks.contains(&link.name) {

@@ -44,6 +44,7 @@ impl StreamWindow {
             return self.current;
         }
         traffic
+            .memory()
             .window_changed(self.current, self.full, self.may_grow_at)
             .await
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 /// The interval between checks for open streams.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -65,17 +65,6 @@ impl Traffic {
     /// Returns the counter of the bytes that the session's streams buffer.
     pub(super) const fn memory(&self) -> &Arc<SessionMemory> {
         &self.memory
-    }
-
-    /// Waits until the streams need another window than `current`, and returns it. `full` is the window from the
-    /// config. The window is enlarged at the earliest at `may_grow_at`.
-    pub(super) async fn window_changed(
-        &self,
-        current: u32,
-        full: u32,
-        may_grow_at: Instant,
-    ) -> u32 {
-        self.memory.window_changed(current, full, may_grow_at).await
     }
 
     pub(super) fn view(&self) -> TrafficView {

@@ -37,7 +37,7 @@ use tunnel_common::steering::Prefix;
 use self::netlink::RouteSocket;
 pub(crate) use self::sock_diag::messages_in;
 pub use self::{
-    follower::{FollowedRules, NetworkFollower, NetworkState},
+    follower::{LinkClassifier, NetworkFollower, NetworkState},
     local_listeners::Listeners,
     netlink::NetError,
     route_sync::{record_path, remove as remove_routes},
@@ -93,8 +93,8 @@ pub trait UplinkGuard: Send {
 /// The settings for guarding uplinks and routing the steering prefixes.
 #[derive(Clone, Debug)]
 pub struct NetworkSettings {
-    /// The settings that decide where links lead.
-    pub links: LinkSettings,
+    /// True if the config names the uplinks, so that they are not detected.
+    pub names_uplinks: bool,
     /// The steering prefixes to make local.
     pub prefixes: Vec<Prefix>,
     /// The routing protocol number that marks Culvert's routes.
@@ -133,18 +133,14 @@ pub struct NetworkSetup<K> {
     guard: K,
     kernel: RouteSocket,
     network: watch::Receiver<NetworkState>,
-    /// The pod ranges in this node's Node object.
-    node_ranges: watch::Receiver<Arc<[Prefix]>>,
     view: watch::Sender<NetworkView>,
-    /// The indices of the links that are, or once were, uplinks.
-    known_uplinks: BTreeSet<u32>,
     /// The indices of the links over which steered connections may arrive.
     inside_links: watch::Sender<Arc<BTreeSet<u32>>>,
 }
 
 impl<K: UplinkGuard> NetworkSetup<K> {
-    /// Opens a netlink socket, but changes nothing yet. `network` must include routes. `node_ranges` holds the pod
-    /// ranges in this node's Node object. The resulting state is published to `view`.
+    /// Opens a netlink socket, but changes nothing yet. `network` must include routes. The resulting state is published
+    /// to `view`.
     ///
     /// # Errors
     ///
@@ -153,7 +149,6 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         settings: NetworkSettings,
         guard: K,
         network: watch::Receiver<NetworkState>,
-        node_ranges: watch::Receiver<Arc<[Prefix]>>,
         view: watch::Sender<NetworkView>,
     ) -> Result<Self, NetError> {
         Ok(Self {
@@ -161,9 +156,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             guard,
             kernel: RouteSocket::open()?,
             network,
-            node_ranges,
             view,
-            known_uplinks: BTreeSet::new(),
             inside_links: watch::Sender::default(),
         })
     }
@@ -172,6 +165,14 @@ impl<K: UplinkGuard> NetworkSetup<K> {
     #[must_use]
     pub fn inside_links(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
         self.inside_links.subscribe()
+    }
+
+    /// Waits until the links are classified by the pod ranges in this node's Node object, or can't be read.
+    pub async fn wait_until_classified(&mut self, of_node: &[Prefix]) {
+        let is_current =
+            |state: &NetworkState| state.pod_ranges.of_node == *of_node || state.problem.is_some();
+        // The follower ends only with the daemon.
+        drop(self.network.wait_for(is_current).await);
     }
 
     /// Guards the uplinks, then adds missing routes. If `reattach` is true, also reattaches existing guards.
@@ -212,42 +213,31 @@ impl<K: UplinkGuard> NetworkSetup<K> {
 
     /// Applies the guards and routes, and returns any problems.
     async fn apply(&mut self, view: &mut NetworkView, reattach: bool) -> Vec<String> {
-        let NetworkState { snapshot, problem } = self.network.borrow_and_update().clone();
-        if let Some(problem) = problem {
+        let network = self.network.borrow_and_update().clone();
+        if let Some(problem) = network.problem {
             return vec![problem];
         }
-        // A link that was once an uplink becomes a pod link only if a pod's address is reached over it.
-        self.known_uplinks.extend(self.guard.guarded_links());
-        let ranges = PodRanges {
-            configured: self.settings.links.pod_ranges.clone(),
-            of_node: self.node_ranges.borrow_and_update().to_vec(),
-        };
-        let links = &self.settings.links;
-        let rules = links.rules(&ranges, &snapshot.gateways, &self.known_uplinks);
-        let classified = uplinks::classify(&snapshot.links, rules);
-        self.known_uplinks
-            .extend(classified.uplinks.keys().copied());
-        self.known_uplinks
-            .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
+        let (snapshot, links) = (network.snapshot, network.links);
         // The ingress accepts connections only over these links, even if guarding fails.
-        publish::publish_if_changed(&self.inside_links, Arc::new(classified.inside_links));
-        let missing = classified
+        publish::publish_if_changed(&self.inside_links, Arc::new(links.inside_links.clone()));
+        let missing = links
             .missing
+            .as_ref()
             .map(|name| format!("service.uplinks names {name}, but this node has no such link"));
         let mut problems = Vec::from_iter(missing);
-        if classified.uplinks.is_empty() && problems.is_empty() {
+        if links.uplinks.is_empty() && problems.is_empty() {
             let text = "no uplink was found; name the links that lead outside in service.uplinks";
             problems.push(text.to_owned());
         }
         // The guard must be attached before the routes are added.
-        if let Err(error) = self.guard.guard_uplinks(&classified.uplinks, reattach) {
+        if let Err(error) = self.guard.guard_uplinks(&links.uplinks, reattach) {
             problems.push(chain(&error));
         }
-        view.uplinks = classified.uplinks.values().cloned().collect();
-        view.pod_links = classified.pod_links;
-        view.refused_links = classified.unproven_links;
-        let is_detected = links.uplinks.is_empty();
-        view.pod_ranges = is_detected.then(|| ranges.all().map(ToString::to_string).collect());
+        view.uplinks = links.uplinks.values().cloned().collect();
+        view.pod_links.clone_from(&links.pod_links);
+        view.refused_links.clone_from(&links.unproven_links);
+        let ranges = network.pod_ranges.all().map(ToString::to_string);
+        view.pod_ranges = (!self.settings.names_uplinks).then(|| ranges.collect());
         let may_route = problems.is_empty();
         let routed = route_sync::maintain(&self.settings, &self.kernel, &snapshot, may_route).await;
         view.routes = routed.routes;
@@ -257,7 +247,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         }
         // While a configured uplink is missing, a guard that seems unused may be on that uplink, under
         // another name.
-        if may_route && let Err(error) = self.guard.remove_unused(&classified.uplinks) {
+        if may_route && let Err(error) = self.guard.remove_unused(&links.uplinks) {
             problems.push(chain(&error));
         }
         problems
@@ -293,7 +283,6 @@ impl<K: UplinkGuard> NetworkSetup<K> {
                 () = drain::begun(&mut draining) => return,
                 // The follower stops only when the drain begins.
                 Ok(()) = self.network.changed() => next = Instant::now(),
-                Ok(()) = self.node_ranges.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
                     let reattach = Instant::now() >= reattach_at;
                     if reattach {

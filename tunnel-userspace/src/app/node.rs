@@ -24,7 +24,7 @@ use crate::{
     config::Config,
     events, freed_memory,
     model::{ClusterUpdate, ObjectName},
-    net::{self, NetworkFollower, NetworkSetup, NetworkState},
+    net::{self, NetworkFollower, NetworkSetup, NetworkState, UplinkGuard as _},
     plan::SteeringRules,
     reconcile,
     source::kube::ApiServer,
@@ -78,7 +78,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let mut tasks = Tasks::default();
     let (start_step, starting) = watch::channel(Some("waiting for the sources".to_owned()));
     let (network_view, network) = watch::channel(net::NetworkView::default());
-    let (addresses, links) = watch_network(&config, &mut tasks, &mut kernel).await?;
+    let (guard, addresses, links) = watch_network(&config, &mut tasks, &mut kernel).await?;
     save_held_addresses(&config, &mut kernel, &mut tasks);
     let targets = kernel.reconcile_loop.steering().targets();
     let node_ranges = kernel.reconcile_loop.steering().pod_ranges();
@@ -120,11 +120,10 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
             ..
         } = kernel;
         reconcile_loop.give_back_with(allocator::give_back);
-        let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
         if let Some((network, inside)) =
-            start_steering(&config, guard, links, node_ranges, network_view).await?
+            start_steering(&config, guard, links, &node_ranges, network_view).await?
         {
             tunnel.start_ingress(&config, targets, inside, pods, &views.unbound_ports);
             tasks.start("net", network.run(tasks.draining()));
@@ -221,25 +220,29 @@ async fn load_data_path(config: &Config) -> Result<KernelSetup, RoleError> {
     loaded.map_err(failed("cannot load the data path"))?
 }
 
-/// Starts the task that watches the node's addresses and, for steering, its links and routes.
+/// Starts the task that watches the node's addresses and, for steering, its links and routes. Returns the guard, which
+/// knows the uplinks of an earlier process.
 async fn watch_network(
     config: &Config,
     tasks: &mut Tasks,
     kernel: &mut KernelSetup,
-) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
+) -> Result<(Guard, Addresses, watch::Receiver<NetworkState>), RoleError> {
+    let guard = kernel.data_path.guard();
+    let guard = guard.map_err(failed("cannot use the maps"))?;
     let steering = config.tunnel.steering.as_ref();
-    let rules = steering.map(|_| net::FollowedRules {
+    let classifier = steering.map(|_| net::LinkClassifier {
         settings: link_settings(config),
         node_ranges: kernel.reconcile_loop.steering().pod_ranges(),
+        former_uplinks: guard.guarded_links(),
     });
-    let follower = NetworkFollower::open(rules)
+    let follower = NetworkFollower::open(classifier)
         .await
         .map_err(failed("cannot list the links and addresses of this node"))?;
     let (addresses, network) = (follower.addresses(), follower.network());
     kernel.reconcile_loop.set_addresses(&addresses.borrow());
     kernel.reconcile_loop.follow_networks(follower.networks());
     tasks.start("links", follower.run(tasks.draining()));
-    Ok((addresses, network))
+    Ok((guard, addresses, network))
 }
 
 fn link_settings(config: &Config) -> net::LinkSettings {
@@ -270,7 +273,7 @@ async fn start_steering(
     config: &Config,
     guard: Guard,
     links: watch::Receiver<NetworkState>,
-    node_ranges: watch::Receiver<Arc<[Prefix]>>,
+    node_ranges: &watch::Receiver<Arc<[Prefix]>>,
     view: watch::Sender<net::NetworkView>,
 ) -> Result<Option<SteeringNetwork>, RoleError> {
     let record = net::record_path(&config.state_dir);
@@ -285,14 +288,16 @@ async fn start_steering(
         return Ok(None);
     };
     let settings = net::NetworkSettings {
-        links: link_settings(config),
+        names_uplinks: !config.service.uplinks.is_empty(),
         prefixes: steering.ranges(),
         protocol: steering.route_protocol,
         check_interval: config.bpf.check_interval,
         record,
     };
-    let mut network = NetworkSetup::open(settings, guard, links, node_ranges, view)
+    let mut network = NetworkSetup::open(settings, guard, links, view)
         .map_err(failed("cannot change the network"))?;
+    let node_ranges = Arc::clone(&node_ranges.borrow());
+    network.wait_until_classified(&node_ranges).await;
     network.check(false).await;
     let inside = network.inside_links();
     Ok(Some((network, inside)))

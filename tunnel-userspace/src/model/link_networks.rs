@@ -49,6 +49,14 @@ impl LinkNetworks {
     }
 }
 
+impl LinkNetwork {
+    /// Returns true if the network consists of one address.
+    #[must_use]
+    pub fn is_single_address(&self) -> bool {
+        ipv6_length(self.address, self.length) == 128
+    }
+}
+
 /// Returns a prefix length in its IPv6 form.
 fn ipv6_length(address: IpAddr, length: u8) -> u32 {
     let before = if address.is_ipv4() { 96 } else { 0 };

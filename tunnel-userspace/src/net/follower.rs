@@ -13,7 +13,7 @@ use super::{
     CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY,
     netlink::NetworkMonitor,
     snapshot::Snapshot,
-    uplinks::{self, LinkSettings, PodRanges},
+    uplinks::{self, ClassifiedLinks, Link, LinkKind, LinkSettings, PodRanges},
 };
 use crate::{drain, error_chain::chain, model::LinkNetworks, publish};
 
@@ -23,25 +23,25 @@ pub struct NetworkFollower {
     addresses: watch::Sender<Arc<BTreeSet<IpAddr>>>,
     network: watch::Sender<NetworkState>,
     networks: watch::Sender<Arc<LinkNetworks>>,
-    /// Decides which links lead to pods.
-    rules: FollowedRules,
-    /// The indices of the links that are, or once were, uplinks.
-    former_uplinks: BTreeSet<u32>,
+    classifier: LinkClassifier,
 }
 
-/// The rules that decide which links lead to pods.
-pub struct FollowedRules {
+/// Classifies the links whenever they change.
+pub struct LinkClassifier {
     /// The settings in the config.
     pub settings: LinkSettings,
     /// The pod ranges in this node's Node object.
     pub node_ranges: watch::Receiver<Arc<[Prefix]>>,
+    /// The indices of the links that were uplinks earlier. Such a link stays an uplink while its routes are missing.
+    pub former_uplinks: BTreeSet<u32>,
 }
 
-impl Default for FollowedRules {
+impl Default for LinkClassifier {
     fn default() -> Self {
         Self {
             settings: LinkSettings::default(),
             node_ranges: watch::Sender::new(Arc::from([])).subscribe(),
+            former_uplinks: BTreeSet::new(),
         }
     }
 }
@@ -50,33 +50,31 @@ impl Default for FollowedRules {
 #[derive(Clone)]
 pub struct NetworkState {
     pub(super) snapshot: Arc<Snapshot>,
-    /// The error from the last query, if it failed. The snapshot may then be out of date.
+    pub(super) links: Arc<ClassifiedLinks>,
+    /// The pod ranges by which the links were classified.
+    pub(super) pod_ranges: PodRanges,
+    /// The error from the last query, if it failed. The other fields may then be out of date.
     pub(super) problem: Option<String>,
 }
 
 impl NetworkFollower {
-    /// Subscribes to changes, and reads the current state. Routes are included only if `rules` is not `None`: if
-    /// this node steers connections.
+    /// Subscribes to changes, and reads the current state. Routes are included, and links are classified, only if
+    /// `classifier` is not `None`: if this node steers connections.
     ///
     /// # Errors
     ///
     /// Returns an error if the netlink socket can't be opened, or if a query fails.
-    pub async fn open(rules: Option<FollowedRules>) -> Result<Self, NetError> {
-        let netlink = NetworkMonitor::open(rules.is_some())?;
-        let rules = rules.unwrap_or_default();
-        let snapshot = Arc::new(netlink.snapshot().await?);
-        let mut former_uplinks = BTreeSet::new();
-        let networks = rules.networks(&snapshot, &mut former_uplinks);
+    pub async fn open(classifier: Option<LinkClassifier>) -> Result<Self, NetError> {
+        let netlink = NetworkMonitor::open(classifier.is_some())?;
+        let mut classifier = classifier.unwrap_or_default();
+        let network = classifier.classify(netlink.snapshot().await?);
+        let networks = network.snapshot.networks(&network.links.proven_pod_links);
         Ok(Self {
             netlink,
-            addresses: watch::Sender::new(Arc::clone(&snapshot.own_addresses)),
+            addresses: watch::Sender::new(Arc::clone(&network.snapshot.own_addresses)),
             networks: watch::Sender::new(Arc::new(networks)),
-            rules,
-            former_uplinks,
-            network: watch::Sender::new(NetworkState {
-                snapshot,
-                problem: None,
-            }),
+            classifier,
+            network: watch::Sender::new(network),
         })
     }
 
@@ -118,7 +116,7 @@ impl NetworkFollower {
                     }
                     next = next.min(Instant::now() + CHANGE_DELAY);
                 }
-                Ok(()) = self.rules.node_ranges.changed() => next = Instant::now(),
+                Ok(()) = self.classifier.node_ranges.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
                     let is_well = self.publish().await;
                     next = Instant::now() + if is_well { CHECK_INTERVAL } else { RETRY_DELAY };
@@ -131,19 +129,18 @@ impl NetworkFollower {
     async fn publish(&mut self) -> bool {
         match self.netlink.snapshot().await {
             Ok(snapshot) => {
+                let network = self.classifier.classify(snapshot);
+                let snapshot = &network.snapshot;
                 let count = snapshot.own_addresses.len();
                 if publish::publish_if_changed(&self.addresses, Arc::clone(&snapshot.own_addresses))
                 {
                     info!(addresses = count, "the addresses of this node changed");
                 }
-                let networks = self.rules.networks(&snapshot, &mut self.former_uplinks);
+                let networks = snapshot.networks(&network.links.proven_pod_links);
                 publish::publish_if_changed(&self.networks, Arc::new(networks));
                 // Published even if it equals the last snapshot, since another program may have removed a
                 // route that the receiver had added in between.
-                self.network.send_replace(NetworkState {
-                    snapshot: Arc::new(snapshot),
-                    problem: None,
-                });
+                self.network.send_replace(network);
                 true
             }
             Err(error) => {
@@ -160,20 +157,30 @@ impl NetworkFollower {
     }
 }
 
-impl FollowedRules {
-    /// Returns the networks that this node has routes to. A network is that of pods if its link is a pod link.
-    /// A link that was once an uplink stays one while its routes are missing.
-    fn networks(&self, snapshot: &Snapshot, former_uplinks: &mut BTreeSet<u32>) -> LinkNetworks {
-        let ranges = PodRanges {
+impl LinkClassifier {
+    /// Classifies the links in a snapshot.
+    fn classify(&mut self, snapshot: Snapshot) -> NetworkState {
+        let pod_ranges = PodRanges {
             configured: self.settings.pod_ranges.clone(),
-            of_node: self.node_ranges.borrow().to_vec(),
+            of_node: self.node_ranges.borrow_and_update().to_vec(),
         };
         let rules = self
             .settings
-            .rules(&ranges, &snapshot.gateways, former_uplinks);
+            .rules(&pod_ranges, &snapshot.gateways, &self.former_uplinks);
         let links = uplinks::classify(&snapshot.links, rules);
-        former_uplinks.extend(links.uplinks.keys().copied());
-        former_uplinks.retain(|index| snapshot.links.iter().any(|link| link.index == *index));
-        snapshot.networks(&links.inside_links)
+        // Other kinds of links need no memory: what they are doesn't depend on routes and addresses. A veth is of
+        // such a kind until its peer is in another namespace.
+        let may_change = |link: &&Link| matches!(link.kind, LinkKind::Pair | LinkKind::Bridge);
+        let indices = snapshot.links.iter().filter(may_change).map(|it| it.index);
+        self.former_uplinks
+            .extend(indices.filter(|index| links.uplinks.contains_key(index)));
+        self.former_uplinks
+            .retain(|index| snapshot.links.iter().any(|link| link.index == *index));
+        NetworkState {
+            snapshot: Arc::new(snapshot),
+            links: Arc::new(links),
+            pod_ranges,
+            problem: None,
+        }
     }
 }

@@ -264,7 +264,7 @@ mod tests {
         let prefix = |text: &str| text.parse().expect("a range");
         NetworkSettings {
             check_interval: std::time::Duration::from_secs(2),
-            links: crate::net::LinkSettings::default(),
+            names_uplinks: false,
             prefixes: vec![prefix("198.19.0.0/16"), prefix("fd00:c01e::/64")],
             protocol: 176,
             record: path.to_owned(),

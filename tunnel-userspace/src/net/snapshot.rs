@@ -89,9 +89,9 @@ impl Snapshot {
         })
     }
 
-    /// Returns the networks that this node has unicast routes to, except default routes. `inside_links` contains the
-    /// indices of the links that don't lead outside the node.
-    pub(super) fn networks(&self, inside_links: &BTreeSet<u32>) -> LinkNetworks {
+    /// Returns the networks that this node has unicast routes to, except default routes. `pod_links` contains the
+    /// indices of the links that lead to this node's pods.
+    pub(super) fn networks(&self, pod_links: &BTreeSet<u32>) -> LinkNetworks {
         let mut networks = LinkNetworks::default();
         for route in &self.routes {
             let length = route.header.destination_prefix_length;
@@ -104,7 +104,7 @@ impl Snapshot {
                 address: address.to_ip(),
                 length,
                 link: link.map_or_else(String::new, |link| link.name.clone()),
-                leads_to_pods: inside_links.contains(&index),
+                leads_to_pods: pod_links.contains(&index),
             });
         }
         networks

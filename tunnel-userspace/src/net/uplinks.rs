@@ -133,6 +133,9 @@ pub(super) struct ClassifiedLinks {
     pub(super) pod_links: Vec<String>,
     /// The indices of the links over which steered connections may arrive: loopback and the pod links.
     pub(super) inside_links: BTreeSet<u32>,
+    /// The indices of the pod links that were detected, or that `service.podLinks` names. The others are pod links only
+    /// because the config names all uplinks, and may lead to other nodes.
+    pub(super) proven_pod_links: BTreeSet<u32>,
     /// The names of the links that may lead to pods, but over which no pod's address is reached. They have no
     /// guard, since a pod's route may be about to appear, and the ingress resets connections over them.
     pub(super) unproven_links: Vec<String>,
@@ -159,14 +162,21 @@ pub(super) fn classify(links: &[Link], rules: Rules<'_>) -> ClassifiedLinks {
     };
     let is_complete = !rules.uplinks.is_empty() && classified.missing.is_none();
     for link in links {
-        let detected = rules.detect(link, links);
-        let destination = if rules.uplinks.contains(&link.name) {
+        let is_uplink = rules.uplinks.contains(&link.name);
+        let shown = if is_uplink {
             Destination::Outside
-        } else if link.kind == LinkKind::Loopback || is_complete || rules.names_pod_link(&link.name)
-        {
+        } else if link.kind == LinkKind::Loopback || rules.names_pod_link(&link.name) {
             Destination::Pods
         } else {
-            detected
+            rules.detect(link, links)
+        };
+        if shown == Destination::Pods && link.kind != LinkKind::Loopback {
+            classified.proven_pod_links.insert(link.index);
+        }
+        let destination = if is_complete && !is_uplink {
+            Destination::Pods
+        } else {
+            shown
         };
         match destination {
             Destination::Outside => {

@@ -311,6 +311,10 @@ fn the_config_overrides_the_detection() {
     let found = configured(&["link3"], &[]);
     assert_eq!(found.uplinks, BTreeMap::from([(3, "link3".to_owned())]));
     assert_eq!(found.inside_links, BTreeSet::from([1, 2, 4]));
+    assert_eq!(found.proven_pod_links, BTreeSet::new());
+    let found = configured(&["link2"], &["link4"]);
+    assert_eq!(found.inside_links, BTreeSet::from([1, 3, 4]));
+    assert_eq!(found.proven_pod_links, BTreeSet::from([3, 4]));
 
     // While link9 is missing, link2 may be link9 under another name, so it is neither an uplink nor a pod link.
     let found = configured(&["link3", "link9"], &[]);

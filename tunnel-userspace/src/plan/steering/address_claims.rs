@@ -127,9 +127,11 @@ pub(super) fn decide<'a>(
     if let Some(owner) = inputs.known.owner_of(address, rules) {
         return claimants.refuse(&format!("is {owner}, so it is not steered"));
     }
-    let mut decision = match inputs.holders.get(&address) {
-        Some(holder) => claimants.give_to_holder(holder, inputs.nodes),
-        None => claimants.decide_without_holder(),
+    let holder = inputs.holders.get(&address);
+    let mut decision = match (holder, inputs.known.pod_network_of(address, rules)) {
+        (Some(holder), _) => claimants.give_to_holder(holder, inputs.nodes),
+        (None, Some(network)) => claimants.refuse(&format!("is {network}, so it is not steered")),
+        (None, None) => claimants.decide_without_holder(),
     };
     if let Outcome::Steered(node) = decision.outcome
         && rules.node_ranges.is_none()

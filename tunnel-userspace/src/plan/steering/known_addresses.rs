@@ -8,7 +8,7 @@ use std::{
 
 use super::SteeringRules;
 use crate::{
-    model::{Kind, LinkNetworks, ObjectId, ObjectName, ServiceState},
+    model::{Kind, LinkNetwork, LinkNetworks, ObjectId, ObjectName, ServiceState},
     plan::address_index::AddressIndex,
 };
 
@@ -71,13 +71,21 @@ impl KnownAddresses {
         if self.api_servers.contains(&address) || rules.api_servers.contains(&address) {
             return Some("the address of an API server".to_owned());
         }
+        let network = self.pod_network(address, rules);
+        network.filter(|it| it.is_single_address()).map(describe)
+    }
+
+    /// Describes the network of this node's pods that an address is in, if it is in one. An edge node that already holds
+    /// the address keeps it, unless the network is this address alone: while routes appear one by one, a link may seem
+    /// to lead to pods for a moment.
+    pub(super) fn pod_network_of(&self, address: IpAddr, rules: &SteeringRules) -> Option<String> {
+        self.pod_network(address, rules).map(describe)
+    }
+
+    fn pod_network(&self, address: IpAddr, rules: &SteeringRules) -> Option<&LinkNetwork> {
         // If the config lists the ranges of the nodes, these ranges decide.
         let network = self.networks.find(address);
-        let network = network.filter(|it| it.leads_to_pods && rules.node_ranges.is_none())?;
-        let (range, length, link) = (network.address, network.length, &network.link);
-        Some(format!(
-            "in {range}/{length}, a network of this node's pods (link {link})"
-        ))
+        network.filter(|it| it.leads_to_pods && rules.node_ranges.is_none())
     }
 
     /// Describes why an address is unlikely to be an edge node's, if it is: a Service has it as an external IP or a
@@ -97,6 +105,11 @@ impl KnownAddresses {
         }
         is_public(address).then(|| "a public address".to_owned())
     }
+}
+
+fn describe(network: &LinkNetwork) -> String {
+    let (range, length, link) = (network.address, network.length, &network.link);
+    format!("in {range}/{length}, a network of this node's pods (link {link})")
 }
 
 fn first_object(index: &AddressIndex, address: IpAddr) -> Option<&ObjectName> {

@@ -40,7 +40,11 @@ fn state(address: &str) -> State {
         .known
         .set_own(Arc::new(fixture::ips(&["10.0.0.7"]).into_iter().collect()));
     let mut networks = LinkNetworks::default();
-    for (address, length, link) in [("10.244.0.0", 24, "cni0"), ("10.0.0.0", 24, "eth0")] {
+    for (address, length, link) in [
+        ("10.244.0.0", 24, "cni0"),
+        ("10.244.0.10", 32, "cni0"),
+        ("10.0.0.0", 24, "eth0"),
+    ] {
         networks.insert(LinkNetwork {
             address: fixture::ip(address),
             length,
@@ -90,6 +94,16 @@ fn an_address_that_belongs_to_something_else_is_refused_and_named() {
 fn without_configured_ranges_addresses_of_pods_are_refused() {
     let pod = "10.244.0.9 is in 10.244.0.0/24, a network of this node's pods (link cni0), so it is not steered";
     expect_refused(&state("10.244.0.9"), &rules(), pod);
+}
+
+#[test]
+fn a_holder_keeps_an_address_in_a_network_of_pods_unless_it_is_the_address_of_a_pod() {
+    for (address, is_steered) in [("10.244.0.9", true), ("10.244.0.10", false)] {
+        let plan = state(address).held(address, "edge-7").plan(None, &rules());
+
+        let owner = plan.owners.get(&fixture::ip(address));
+        assert_eq!(owner.is_some(), is_steered, "{address}");
+    }
 }
 
 #[test]

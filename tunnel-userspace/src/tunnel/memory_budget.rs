@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::Waker,
     time::Duration,
@@ -221,7 +221,10 @@ pub(super) struct SendQueue {
 struct QueuedBytes {
     session: Arc<SessionMemory>,
     count: AtomicUsize,
-    /// The stream's task, which is woken when bytes have been sent and when windows have been reduced.
+    /// True if the stream waits until bytes have been sent.
+    is_waiting: AtomicBool,
+    /// The stream's task, which is woken when windows have been reduced, and when bytes for which it waits have been
+    /// sent. Otherwise, it would be woken for each frame.
     task: AtomicWaker,
 }
 
@@ -231,6 +234,7 @@ impl SendQueue {
         let queued = Arc::new(QueuedBytes {
             session,
             count: AtomicUsize::new(0),
+            is_waiting: AtomicBool::new(false),
             task: AtomicWaker::new(),
         });
         let mut streams = queued.session.streams.lock();
@@ -249,7 +253,7 @@ impl SendQueue {
     }
 
     /// Returns true if windows have been reduced since the last call. The task is woken by the next reduction, and
-    /// when bytes have been sent.
+    /// when bytes for which [`Self::read_limit`] makes it wait have been sent.
     pub(super) fn must_update_window(&mut self, task: &Waker) -> bool {
         // Registered before the checks, so that nothing in between is missed.
         self.queued.task.register(task);
@@ -263,7 +267,9 @@ impl SendQueue {
         if !self.queued.session.exceeds_share() {
             return Some(usize::MAX);
         }
-        (self.queued.count.load(Ordering::Acquire) < FLOOR).then_some(FLOOR)
+        // Set before the check, so that bytes that are sent meanwhile wake the task.
+        self.queued.is_waiting.store(true, Ordering::SeqCst);
+        (self.queued.count.load(Ordering::SeqCst) < FLOOR).then_some(FLOOR)
     }
 }
 
@@ -299,17 +305,31 @@ impl Drop for CountedBytes {
     fn drop(&mut self) {
         let length = self.bytes.len();
         self.queue.session.remove(length);
-        self.queue.count.fetch_sub(length, Ordering::Release);
-        self.queue.task.wake();
+        self.queue.count.fetch_sub(length, Ordering::SeqCst);
+        if self.queue.is_waiting.swap(false, Ordering::SeqCst) {
+            self.queue.task.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::Wake;
+
     use super::*;
 
     const MIB: usize = 1 << 20;
     const FULL: u32 = 1 << 20;
+
+    /// Counts the calls of a waker.
+    #[derive(Default)]
+    struct WakeCount(AtomicUsize);
+
+    impl Wake for WakeCount {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
     fn session(budget: &Arc<MemoryBudget>) -> Arc<SessionMemory> {
         Arc::new(SessionMemory::new(Arc::clone(budget)))
@@ -435,14 +455,19 @@ mod tests {
     fn a_stream_of_a_session_beyond_its_share_waits_only_for_its_own_bytes() {
         let budget = Arc::new(MemoryBudget::new(64 * MIB));
         let session = session(&budget);
-        let [full, other] = [(); 2].map(|()| SendQueue::new(Arc::clone(&session)));
+        let [mut full, other] = [(); 2].map(|()| SendQueue::new(Arc::clone(&session)));
         assert_eq!(full.read_limit(), Some(usize::MAX));
+        let woken = Arc::new(WakeCount::default());
+        full.must_update_window(&Arc::clone(&woken).into());
 
+        drop(full.count(vec![0; MIB].into()));
+        assert_eq!(woken.0.load(Ordering::Relaxed), 0, "it doesn't wait");
         let queued = full.count(vec![0; 33 * MIB].into());
         assert_eq!(session.streams.lock().len(), 2);
         assert_eq!(full.read_limit(), None);
         assert_eq!(other.read_limit(), Some(FLOOR));
         drop(queued);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
         assert_eq!(full.read_limit(), Some(usize::MAX));
         drop((full, other));
         assert!(session.streams.lock().is_empty());

@@ -30,9 +30,8 @@ use crate::{
 /// The numbers of failed dials before the first measurement of memory, and between the first and the second.
 const DIALS: [u32; 2] = [1000, 5000];
 
-/// The maximum growth of a process's memory after the failed dials, in bytes: 1 KiB per dial. A process may keep up to
-/// 4 MiB of memory that it has freed.
-const MAX_GROWTH: u64 = 5 << 20;
+/// The maximum growth of a process's memory after the failed dials, in bytes: less than a kilobyte per dial.
+const MAX_GROWTH: u64 = 4 << 20;
 
 /// The maximum time until a process has returned the memory that it has freed.
 const RETURN_LIMIT: Duration = Duration::from_secs(15);

@@ -23,8 +23,7 @@
 //! - `round_robin`: takes a limited number of items from several groups in turn
 //! - `listen`: listening sockets
 //! - [`file_descriptors`]: the limit on open files
-//! - [`allocator`]: settings of the memory allocator
-//! - [`freed_memory`]: returns freed memory to the kernel
+//! - `allocator`: the memory allocator
 //! - [`clock`]: the clocks
 //! - `duration`: durations as text
 //! - `serde_message`: serde's error messages in the words of JSON
@@ -33,7 +32,7 @@
 //! - [`telemetry`]: writes the log
 //! - [`fuzz`]: entry points for the fuzz targets
 pub mod admin;
-pub mod allocator;
+mod allocator;
 pub mod app;
 pub mod bpf;
 mod capabilities;
@@ -45,7 +44,6 @@ mod duration;
 pub mod error_chain;
 pub mod events;
 pub mod file_descriptors;
-pub mod freed_memory;
 pub mod fuzz;
 pub mod identity;
 pub mod k8s;

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tunnel_userspace::{
-    allocator,
     app::{self, RoleError},
     cli::{self, CaCommand, CaIssue, Cli, Command, LogFormat, NodeArgs, RunArgs},
     config::{Config, Warning},
@@ -13,7 +12,6 @@ use tunnel_userspace::{
 };
 
 fn main() -> ExitCode {
-    allocator::keep_freed_memory();
     let command = Cli::parse().command;
     let as_json = command.logs_json();
     match run(command) {

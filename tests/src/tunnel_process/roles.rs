@@ -20,7 +20,6 @@ use tokio::{
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_userspace::{
-    allocator, freed_memory,
     identity::{CertificateStore, DenyListStore, Role},
     model,
     source::{
@@ -50,7 +49,6 @@ fn read_settings_and_start<T: DeserializeOwned>(
     settings: &Path,
     log_filter: &str,
 ) -> Result<(T, tokio::runtime::Runtime)> {
-    allocator::keep_freed_memory();
     let settings = serde_json::from_slice(&fs::read(settings)?)?;
     telemetry::start(log_filter, false)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -139,7 +137,6 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
             run_if_some(deny_store),
             run_if_some(nodes),
             store.run(draining.clone()),
-            freed_memory::give_back(draining.clone()),
             Box::pin(gateway.run(draining.clone())),
             Box::pin(ingress.run(draining))
         );
@@ -190,11 +187,7 @@ async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
         })
     };
     run_and_publish(record, current_state, async move |draining| {
-        tokio::join!(
-            store.run(draining.clone()),
-            freed_memory::give_back(draining.clone()),
-            Box::pin(agent.run(draining))
-        );
+        tokio::join!(store.run(draining.clone()), Box::pin(agent.run(draining)));
     })
     .await
 }

@@ -58,9 +58,6 @@ fn fill_all(writers: &[TcpStream]) -> Result<()> {
     Ok(())
 }
 
-/// The memory that a process may keep although nothing uses it: pages on which a few small objects remain.
-const FRAGMENTED: u64 = 16 << 20;
-
 /// Opens streams to a target that sends data endlessly, and reads nothing from them.
 fn stall(tunnel: &Tunnel, flood: &Server, count: usize) -> Result<Vec<TcpStream>> {
     let readers = (0..count).map(|_| {
@@ -79,7 +76,7 @@ fn expect_returned(tunnel: &mut Tunnel, live: &mut TcpStream, idle: [u64; 2]) ->
     let start = Instant::now();
     loop {
         let now = memory(tunnel)?;
-        if (0..2).all(|end| now[end] < 2 * idle[end] + FRAGMENTED) {
+        if (0..2).all(|end| now[end] < 2 * idle[end]) {
             let after = start.elapsed().as_millis();
             println!("{:?} MiB after {after} ms", mebibytes(now));
             return Ok(());

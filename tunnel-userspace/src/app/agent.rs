@@ -12,7 +12,6 @@ use super::{
 use crate::{
     admin::{self, AgentSetup, AgentViews},
     config::Config,
-    freed_memory,
     identity::{CertificateStore, Role},
     tasks::Tasks,
     tunnel::agent::Agent,
@@ -81,7 +80,6 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     );
     tasks.start("admin", admin);
     tasks.start("identity", store.run(tasks.draining()));
-    tasks.start("memory", freed_memory::give_back(tasks.draining()));
     // The agent has its own set of tasks, so that it can drain while the admin endpoints still respond.
     let mut agent_tasks = Tasks::default();
     agent_tasks.start("agent", agent.run(agent_tasks.draining()));

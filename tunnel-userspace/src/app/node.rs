@@ -19,10 +19,9 @@ use super::{
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
-    allocator,
     bpf::Guard,
     config::Config,
-    events, freed_memory,
+    events,
     model::{ClusterUpdate, ObjectName},
     net::{self, NetworkFollower, NetworkSetup, NetworkState, UplinkGuard as _},
     plan::SteeringRules,
@@ -62,7 +61,7 @@ pub(super) fn steering_rules(config: &Config) -> Result<Option<SteeringRules>, R
 
 /// Runs the daemon until SIGTERM, SIGINT or SIGHUP. The kernel programs and maps stay in place when the daemon
 /// stops. If `wait` is true and another daemon uses the pin directory or `stateDir`, the daemon starts once that
-/// one has exited. `give_back` returns free memory to the kernel.
+/// one has exited.
 ///
 /// # Errors
 ///
@@ -98,7 +97,6 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     serve_http(&config, &views, &mut tasks)?;
     tunnel.start_gateway(&config, sources.nodes(), &views.unbound_ports);
     start_health_checks(&config, &kernel, (&sources, &tunnel), &views, &mut tasks);
-    tasks.start("memory", freed_memory::give_back(tasks.draining()));
     let mut store = sources.run(&mut tasks);
     let first = tokio::select! {
         update = kernel.first_update(&mut store, &start_step) => match update? {
@@ -116,10 +114,9 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         // this function returns.
         let KernelSetup {
             data_path,
-            mut reconcile_loop,
+            reconcile_loop,
             ..
         } = kernel;
-        reconcile_loop.give_back_with(allocator::give_back);
         let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
         if let Some((network, inside)) =
@@ -136,7 +133,6 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
             reconcile_loop.run(store, addresses, tasks.draining()),
         );
         start_step.send_replace(None);
-        allocator::give_back();
         tokio::select! {
             () = stop.wait() => {}
             name = tunnel.ended() => return Err(RoleError::TaskEnded { name }),

@@ -35,10 +35,6 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// The delay before an incomplete sync of the steering maps is retried.
 const STEERING_RETRY: Duration = Duration::from_secs(5);
-/// The delay after which memory is returned to the kernel once many service ports have been added or removed.
-const GIVE_BACK_DELAY: Duration = Duration::from_secs(1);
-/// The number of added or removed service ports after which memory is returned to the kernel.
-const GIVE_BACK_AFTER: usize = 2048;
 /// The delay before many Services that did not fit into the maps are tried again.
 const REFUSED_RETRY: Duration = Duration::from_secs(1);
 /// The interval at which an idle loop gives a heartbeat.
@@ -69,10 +65,6 @@ pub struct ReconcileLoop<M, S, G> {
     /// Incremented after backends have been removed, once no program can choose them any more.
     backend_removals: watch::Sender<u64>,
     health: watch::Sender<Arc<HealthChecks>>,
-    /// Returns free memory to the kernel.
-    give_back: fn(),
-    /// The number of service ports when memory was last returned to the kernel.
-    ports_at_give_back: usize,
     /// The time of the monotonic clock at which the loop last waited for events; `None` before it runs.
     heartbeat: watch::Sender<Option<Duration>>,
 }
@@ -98,17 +90,8 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             warnings: watch::Sender::new(Arc::default()),
             backend_removals: watch::Sender::default(),
             health: watch::Sender::default(),
-            give_back: || {},
-            ports_at_give_back: 0,
             heartbeat: watch::Sender::default(),
         }
-    }
-
-    /// Calls `give_back`, which returns free memory to the kernel, after many service ports have been added or
-    /// removed from now on.
-    pub fn give_back_with(&mut self, give_back: fn()) {
-        self.give_back = give_back;
-        self.ports_at_give_back = self.published().port_count();
     }
 
     /// Returns the reconciler for the steering maps.
@@ -279,12 +262,6 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                     self.timers.refused_at = None;
                     self.reconciler.sync.retry_refused();
                 }
-                () = sleep_until_some(self.timers.give_back_at) => {
-                    self.timers.give_back_at = None;
-                    self.ports_at_give_back = self.published().port_count();
-                    (self.give_back)();
-                    continue;
-                }
                 () = sleep_until_some(poll_at) => {}
                 () = sleep_until_some(probe_at) => self.run_probe(),
                 // Polling doesn't need to run in the background, since each poll reads a bounded number of
@@ -315,12 +292,6 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.timers.retry_at = is_dirty.then(|| now + self.timers.retry_delay);
         if self.reconciler.sync.has_refused_to_retry() {
             self.timers.refused_at.get_or_insert(now + REFUSED_RETRY);
-        }
-        let ports = self.published().port_count();
-        if ports.abs_diff(self.ports_at_give_back) >= GIVE_BACK_AFTER {
-            self.timers
-                .give_back_at
-                .get_or_insert(now + GIVE_BACK_DELAY);
         }
         let draining = self.reconciler.sync.tracked.actual.draining.len();
         let planned = self.timers.draining_at.filter(|at| *at > now);

@@ -17,8 +17,6 @@ pub(super) struct Timers {
     pub(super) draining_at: Option<Instant>,
     /// The time at which many Services that did not fit into the maps are tried again.
     pub(super) refused_at: Option<Instant>,
-    /// The time at which memory is returned to the kernel.
-    pub(super) give_back_at: Option<Instant>,
 }
 
 impl Timers {

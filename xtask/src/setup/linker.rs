@@ -24,6 +24,7 @@ pub(super) fn packages(llvm: u32) -> Vec<String> {
     packages.extend(
         [
             "gcc",
+            "make",
             "libc6-dev",
             "zlib1g-dev",
             "libzstd-dev",

@@ -103,11 +103,6 @@ impl PublishedServices {
         })
     }
 
-    /// Returns the total number of ports of all Services.
-    pub(in crate::reconcile) fn port_count(&self) -> usize {
-        self.read().ports
-    }
-
     /// Reads the counters of the first `most` service ports in order of name.
     #[must_use]
     pub fn port_counters(&self, reader: &impl CounterReader, most: usize) -> PortCounterList {

@@ -16,9 +16,9 @@ pub mod server;
 /// The mode in which the server sends data as fast as possible.
 const FLOOD: u8 = b'F';
 /// Like [`FLOOD`], but for a client that doesn't read: both sides use small socket buffers.
-const STALL: u8 = b'S';
+pub const STALL: u8 = b'S';
 /// The mode in which the server echoes the bytes it receives.
-const ECHO: u8 = b'E';
+pub const ECHO: u8 = b'E';
 
 /// The size of the socket buffers in mode [`STALL`].
 const SMALL_BUFFER: usize = 64 * 1024;

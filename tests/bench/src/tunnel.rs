@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::{Serialize, de::DeserializeOwned};
 use tunnel_tests::{
+    clock,
     load::{Latency, nanoseconds},
     process_usage,
     sandbox::COMMAND_TIMEOUT,
@@ -34,6 +35,13 @@ const STALLED: [u32; 2] = [1, 200];
 /// tunnel streams, and the maximum CPU time per byte.
 const MIN_RATE: u64 = 600;
 const MAX_CPU_TIME: u64 = 1500;
+
+/// The number of idle streams whose memory is measured, which is almost all streams of a node, and the maximum memory
+/// of an idle stream at each end, in bytes.
+const IDLE: u32 = 400;
+const MAX_IDLE_BYTES: u64 = 8 << 10;
+/// The time in which the processes return the memory of earlier streams.
+const SETTLE_TIME: Duration = Duration::from_secs(4);
 
 /// The target for the p99 of an echo alongside stalled readers.
 const ECHO_TARGET: Duration = Duration::from_millis(2);
@@ -82,6 +90,8 @@ struct Sample {
     p99_ns: u64,
     /// The 99th percentile of the echo times, in nanoseconds, for each of [`STALLED`].
     stalled_p99_ns: [u64; 2],
+    /// The memory of an idle stream at each end of the tunnel, in bytes.
+    idle_bytes: u64,
 }
 
 /// A variant's medians.
@@ -97,6 +107,8 @@ struct Medians {
     echo_p99_ns: u64,
     beside_1_stalled_p99_ns: u64,
     beside_200_stalled_p99_ns: u64,
+    /// The memory of an idle stream at each end of the tunnel. Zero in variants without a tunnel.
+    idle_stream_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -149,7 +161,21 @@ fn measure(fixture: &Fixture, variant: Variant, slot: Duration) -> Result<Sample
         let echoes: Latency = run_client(fixture, &path, "echo", 1, slot)?;
         *stalled_p99 = echoes.p99_ns;
     }
+    if variant == Variant::Tunnel {
+        clock::pause(SETTLE_TIME);
+        let before = memory(&path)?;
+        let _idle = fixture.idle(&path, IDLE)?;
+        let ends = u64::try_from(path.measured_processes.len())? * u64::from(IDLE);
+        sample.idle_bytes = memory(&path)?.saturating_sub(before) / ends;
+    }
     Ok(sample)
+}
+
+fn memory(path: &NetworkPath) -> Result<u64> {
+    let processes = path.measured_processes.iter();
+    processes
+        .map(|pid| process_usage::resident_memory(*pid))
+        .sum()
 }
 
 fn cpu_time(path: &NetworkPath) -> Result<Duration> {
@@ -183,6 +209,7 @@ fn medians(at: usize, rounds: &[Vec<Sample>]) -> Medians {
         echo_p99_ns: of(|it| it.p99_ns),
         beside_1_stalled_p99_ns: of(|it| it.stalled_p99_ns[0]),
         beside_200_stalled_p99_ns: of(|it| it.stalled_p99_ns[1]),
+        idle_stream_bytes: of(|it| it.idle_bytes),
     }
 }
 
@@ -214,6 +241,10 @@ fn verdicts(rounds: &[Vec<Sample>]) -> Vec<Verdict> {
         let met = delay <= nanoseconds(ECHO_TARGET);
         verdicts.push(Verdict::new(target, microseconds(delay), met));
     }
+    let bytes = median(rounds.iter().map(|samples| samples[ours].idle_bytes));
+    let target = "memory of an idle stream, at each end: at most 8 KiB";
+    let measured = format!("{bytes} bytes");
+    verdicts.push(Verdict::new(target, measured, bytes <= MAX_IDLE_BYTES));
     verdicts
 }
 

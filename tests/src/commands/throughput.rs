@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -41,6 +41,14 @@ pub(crate) enum ThroughputCommand {
         #[arg(long)]
         ready: PathBuf,
     },
+    /// Open connections and leave them idle until this process is killed.
+    Idle {
+        #[command(flatten)]
+        client: ClientOptions,
+        /// The path at which a file is created once all connections are open.
+        #[arg(long)]
+        ready: PathBuf,
+    },
 }
 
 #[derive(Args)]
@@ -66,6 +74,12 @@ impl ClientOptions {
             to: self.to,
             tls: tls.zip(self.address),
         })
+    }
+
+    /// Opens idle connections in a mode, creates the file `ready`, and waits forever.
+    fn hold(&self, mode: u8, ready: &Path) -> Result<()> {
+        let on_open = || Ok(std::fs::write(ready, "")?);
+        throughput::client::hold(&self.target()?, self.connections, mode, on_open)
     }
 
     const fn duration(&self) -> Duration {
@@ -95,9 +109,7 @@ pub(crate) fn run(command: ThroughputCommand) -> Result<()> {
             &client.target()?,
             client.duration(),
         )?),
-        ThroughputCommand::Stall { client, ready } => {
-            let on_open = || Ok(std::fs::write(&ready, "")?);
-            throughput::client::stall(&client.target()?, client.connections, on_open)
-        }
+        ThroughputCommand::Stall { client, ready } => client.hold(throughput::STALL, &ready),
+        ThroughputCommand::Idle { client, ready } => client.hold(throughput::ECHO, &ready),
     }
 }

@@ -145,17 +145,18 @@ pub fn echo(target: &Target, duration: Duration) -> Result<Latency> {
     })
 }
 
-/// Opens connections in mode `STALL` and never reads from them. Calls `on_open` once all are open, then
-/// waits forever.
-pub fn stall(
+/// Opens connections in a mode, `STALL` or `ECHO`, and then neither reads nor writes. Calls `on_open` once all are open,
+/// then waits forever.
+pub fn hold(
     target: &Target,
     connections: u32,
+    mode: u8,
     on_open: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     run(async {
         let mut streams = Vec::new();
         for _ in 0..connections {
-            streams.push(time::timeout(TIMEOUT, open(target, STALL)).await??);
+            streams.push(time::timeout(TIMEOUT, open(target, mode)).await??);
         }
         on_open()?;
         std::future::pending::<Result<()>>().await

@@ -129,9 +129,19 @@ impl Fixture {
     /// Starts a client that opens connections and never reads from them. It runs until the returned process
     /// is dropped.
     pub(super) fn stall(&self, path: &NetworkPath, count: u32) -> Result<Process> {
-        let stalled = start_until_ready(&self.testbed, self.client(path, "stall", count)?)?;
+        self.hold(path, "stall", count)
+    }
+
+    /// Starts a client that opens connections and sends nothing over them. It runs until the returned process
+    /// is dropped.
+    pub(super) fn idle(&self, path: &NetworkPath, count: u32) -> Result<Process> {
+        self.hold(path, "idle", count)
+    }
+
+    fn hold(&self, path: &NetworkPath, mode: &str, count: u32) -> Result<Process> {
+        let holding = start_until_ready(&self.testbed, self.client(path, mode, count)?)?;
         clock::pause(FILL_TIME);
-        Ok(stalled)
+        Ok(holding)
     }
 }
 

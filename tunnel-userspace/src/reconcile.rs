@@ -47,7 +47,9 @@ pub use self::{
     background_job::ThreadPanicked,
     desired_plans::PlanSettings,
     grace_period::{GracePeriod, RetiredEntries},
-    held_addresses_file::{held_addresses_path, read_held_addresses, save_held_addresses},
+    held_addresses_file::{
+        SavedHolders, held_addresses_path, read_held_addresses, save_held_addresses,
+    },
     listener_poll::{FindListeners, ListenerPollError, ListeningUsers},
     map_access::{
         AdoptError, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError,

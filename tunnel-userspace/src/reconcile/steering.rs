@@ -33,6 +33,7 @@ use self::{
 };
 pub use self::{index_allocation::QUARANTINE, view::SteeringView};
 use super::{
+    held_addresses_file::SavedHolders,
     map_access::{AdoptError, SteeringMaps, WriteError},
     map_sync::to_usize,
 };
@@ -79,6 +80,8 @@ pub struct SteeringReconciler<M> {
     orphans: BTreeSet<SteeringKey>,
     /// Planned keys for which there is no free index or no free map entry.
     unallocated: BTreeSet<SteeringKey>,
+    /// The problem that occurred when the holders of addresses were restored, if there was one.
+    restore_problem: Option<SteeringProblem>,
     synced: bool,
     is_complete: bool,
     /// True if a Node that is not in `nodes` does not exist.
@@ -135,6 +138,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             records,
             plan: SteeringPlan::default(),
             unallocated: BTreeSet::new(),
+            restore_problem: None,
             synced: false,
             is_complete: false,
             are_nodes_current: false,
@@ -160,9 +164,19 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.targets.subscribe()
     }
 
-    /// Restores the edge nodes that hold addresses, as saved by an earlier process.
-    pub fn restore_holders(&mut self, holders: AddressHolders) {
-        self.held_addresses.restore(holders);
+    /// Restores the edge nodes that hold addresses, as saved by an earlier process. If some could not be read, the
+    /// status says so for as long as this process runs.
+    pub fn restore_holders(&mut self, saved: SavedHolders) {
+        self.held_addresses.restore(saved.holders);
+        self.restore_problem = saved.problem.map(|problem| SteeringProblem {
+            reason: Reason::AddressUnconfirmed,
+            node: None,
+            object: "node-addresses.json".to_owned(),
+            text: format!(
+                "{problem}; it is unknown which edge nodes had these addresses first (the file is kept as \
+                 node-addresses.damaged)"
+            ),
+        });
     }
 
     /// Returns a receiver for the edge nodes that hold addresses, which the next process needs.
@@ -277,6 +291,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.has_failed = written.is_err();
         let mut problems = self.plan.problems.clone();
         problems.extend(self.full_problem());
+        problems.extend(self.restore_problem.clone());
         problems.extend(written.err().map(|error| SteeringProblem {
             reason: Reason::WriteFailed,
             node: None,

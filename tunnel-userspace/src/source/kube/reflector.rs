@@ -29,8 +29,8 @@ const ORIGIN: &str = "API server";
 const APPLIED_TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
 /// The kinds whose lists are not required for the source to count as synced, because no BPF map depends on
-/// them.
-const OPTIONAL_KINDS: [Kind; 1] = [Kind::ServiceCidr];
+/// them. Without permission to read Pods, only the clients that `tunnel.steering.allow` names by namespace are refused.
+const OPTIONAL_KINDS: [Kind; 2] = [Kind::ServiceCidr, Kind::Pod];
 
 /// Decides which parts of Nodes are kept in memory.
 #[derive(Clone, Debug, Default)]

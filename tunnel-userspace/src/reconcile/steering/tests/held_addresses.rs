@@ -22,7 +22,10 @@ fn owners(steering: &SteeringReconciler<Memory>) -> Vec<String> {
 fn restart(steering: SteeringReconciler<Memory>, now: Duration) -> SteeringReconciler<Memory> {
     let holders = AddressHolders::clone(&steering.holders().borrow());
     let mut next = adopt(steering.maps, 16, now);
-    next.restore_holders(holders);
+    next.restore_holders(SavedHolders {
+        holders,
+        problem: None,
+    });
     next
 }
 
@@ -50,6 +53,21 @@ fn a_node_keeps_its_address_when_another_claims_it_also_after_a_restart() {
         1,
         "the attacker's Event"
     );
+}
+
+#[test]
+fn holders_that_cannot_be_read_are_shown() {
+    let mut steering = adopt(Memory::default(), 16, NOW);
+    steering.restore_holders(SavedHolders {
+        holders: AddressHolders::new(),
+        problem: Some("the file is damaged".to_owned()),
+    });
+    apply(&mut steering, nodes(["a"]), NOW);
+
+    let view = steering.view();
+
+    assert!(view.unconfirmed[0].starts_with("node-addresses.json: the file is damaged; "));
+    assert_eq!(view.problems, Vec::<String>::new());
 }
 
 #[test]

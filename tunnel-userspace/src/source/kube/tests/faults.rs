@@ -238,3 +238,31 @@ async fn the_longer_of_two_requested_delays_is_observed_once() {
     });
     futures_util::future::join_all(cases).await;
 }
+
+#[tokio::test]
+async fn without_permission_to_read_pods_all_other_kinds_are_used_and_saved() {
+    let server = Server::start(Script::all(|request| match &*request.path {
+        "/api/v1/pods" => error_status(403, "pods is forbidden: User \"culvert\" cannot list them"),
+        "/api/v1/services" if is_watch(request) => ScriptedResponse::KeptOpen(vec![
+            service_line("ADDED", "a", "10.0.0.1", 1),
+            end_of_list(1),
+        ]),
+        _ if is_watch(request) => ScriptedResponse::KeptOpen(vec![end_of_list(1)]),
+        _ => list_page(&[], 1, None),
+    }));
+    let mut setup = Setup::of(&[&server]);
+    let snapshot = setup.scope.snapshot.clone();
+    setup.scope.steering = Some(SteeringScope {
+        labels: BTreeSet::new(),
+        config_map: ObjectName::new("kube-system", "ports"),
+        pods: true,
+    });
+    let mut source = setup.start().await;
+
+    source.until("a=10.0.0.1").await;
+    source.until_server_error("pods is forbidden").await;
+
+    let directory = source.stop().await;
+    assert!(snapshot.exists(), "the last known state is saved");
+    drop(directory);
+}

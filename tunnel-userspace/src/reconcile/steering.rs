@@ -7,6 +7,7 @@ mod held_addresses;
 mod host_namespace;
 mod index_allocation;
 mod pod_namespaces;
+mod quarantined_nodes;
 mod view;
 
 use std::{
@@ -27,8 +28,9 @@ use tunnel_common::{
 pub(super) use self::index_allocation::nanos;
 use self::{
     held_addresses::HeldAddresses,
-    index_allocation::{FreeIndices, steering_address},
+    index_allocation::{FreeIndices, NoIndex, steering_address},
     pod_namespaces::LocalPods,
+    quarantined_nodes::QuarantinedNodes,
     view::ProblemLog,
 };
 pub use self::{index_allocation::QUARANTINE, view::SteeringView};
@@ -80,6 +82,9 @@ pub struct SteeringReconciler<M> {
     orphans: BTreeSet<SteeringKey>,
     /// Planned keys for which there is no free index or no free map entry.
     unallocated: BTreeSet<SteeringKey>,
+    quarantined: QuarantinedNodes,
+    /// The Nodes that get no index for some of their addresses, since they have too many in quarantine.
+    waiting: BTreeSet<Arc<str>>,
     /// The problem that occurred when the holders of addresses were restored, if there was one.
     restore_problem: Option<SteeringProblem>,
     synced: bool,
@@ -138,6 +143,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             records,
             plan: SteeringPlan::default(),
             unallocated: BTreeSet::new(),
+            quarantined: QuarantinedNodes::default(),
+            waiting: BTreeSet::new(),
             restore_problem: None,
             synced: false,
             is_complete: false,
@@ -274,7 +281,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
     /// index to come out of quarantine, or an address that is kept for one Node and that another Node claims.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
-        self.synced && (self.has_failed || !self.unallocated.is_empty() || self.plan.has_reserved)
+        let is_waiting = !self.unallocated.is_empty() || !self.waiting.is_empty();
+        self.synced && (self.has_failed || is_waiting || self.plan.has_reserved)
     }
 
     /// Plans steering again if its inputs have changed, and writes the differences to the maps. Failed writes
@@ -292,6 +300,7 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         let mut problems = self.plan.problems.clone();
         problems.extend(self.full_problem());
         problems.extend(self.restore_problem.clone());
+        problems.extend(quarantined_nodes::problems(&self.waiting));
         problems.extend(written.err().map(|error| SteeringProblem {
             reason: Reason::WriteFailed,
             node: None,
@@ -319,21 +328,9 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         held.hold(&self.plan.owners);
     }
 
-    /// Returns one problem for all unallocated keys together, since there may be thousands of them, or `None`
-    /// if there are none.
-    fn full_problem(&self) -> Option<SteeringProblem> {
-        let first = self.plan.targets.get(self.unallocated.first()?)?;
-        let others = self.unallocated.len() - 1;
-        Some(SteeringProblem {
-            reason: Reason::SteeringFull,
-            node: None,
-            object: format!("{first} and {others} more"),
-            text: Reason::SteeringFull.meaning().to_owned(),
-        })
-    }
-
     fn write(&mut self, now: Duration) -> Result<(), WriteError> {
         self.unallocated.clear();
+        self.waiting.clear();
         self.prune_orphans();
         // A failed write may have left records that no key refers to.
         for index in self.unreferenced_records() {
@@ -346,19 +343,31 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         // Zero if an earlier process with larger maps left more keys than fit.
         let mut room = to_usize(self.sizes.steering).saturating_sub(staying);
         let end = self.probe_index();
-        let mut free = FreeIndices::new(&self.records, end, &self.settings.prefixes, now);
+        let prefixes = self.settings.prefixes.clone();
+        let mut free = FreeIndices::new(&self.records, &mut self.quarantined, end, &prefixes, now);
         // Records are written first, then their targets are published, then the keys are written.
         let mut allocated = BTreeMap::new();
-        for key in self.plan.targets.keys() {
+        for (key, target) in &self.plan.targets {
             if let Some(index) = self.allocated_index(key) {
                 allocated.insert(*key, index);
                 continue;
             }
             let is_new = !self.keys.contains_key(key);
             let has_room = !is_new || room > 0;
-            let Some((index, to)) = has_room.then(|| free.allocate(key)).flatten() else {
-                self.unallocated.insert(*key);
-                continue;
+            let allocation = match has_room {
+                true => free.allocate(key, &target.node),
+                false => Err(NoIndex::Full),
+            };
+            let (index, to) = match allocation {
+                Ok(allocated) => allocated,
+                Err(NoIndex::Full) => {
+                    self.unallocated.insert(*key);
+                    continue;
+                }
+                Err(NoIndex::NodeWaits) => {
+                    self.waiting.insert(Arc::clone(&target.node));
+                    continue;
+                }
             };
             room -= usize::from(is_new);
             let record = SteeringRecord {
@@ -441,6 +450,9 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
 
     /// Marks a record as removed by setting its time of removal. The rest of the record is unchanged.
     fn mark_removed(&mut self, index: u32, now: Duration) -> Result<(), WriteError> {
+        if let Some(target) = self.targets.borrow().get(&index) {
+            self.quarantined.add(index, Arc::clone(&target.node));
+        }
         if let Some(record) = self.records.get_mut(&index) {
             let removed = SteeringRecord {
                 removed_at: nanos(now).max(1),
@@ -467,32 +479,9 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         publish::publish_if_changed(&self.targets, Arc::new(targets));
     }
 
-    /// Replaces the problems and logs those that are new or resolved.
-    fn replace_problems(&mut self, problems: BTreeSet<SteeringProblem>, now: Duration) {
-        for problem in problems.difference(&self.known_problems) {
-            *self.reason_counts.entry(problem.reason).or_default() += 1;
-        }
-        let log = &mut self.problem_log;
-        log.log_changes(&self.known_problems, &problems, now);
-        self.known_problems = problems;
-    }
-
     /// Returns the last index, which is reserved for the probe.
     const fn probe_index(&self) -> u32 {
         self.sizes.steered_entries() - 1
-    }
-
-    /// Returns the state of steering for the status.
-    #[must_use]
-    pub fn view(&self) -> SteeringView {
-        SteeringView {
-            edge_nodes: self.plan.edge_nodes,
-            entries: self.keys.len(),
-            unprogrammed: self.unallocated.len(),
-            failing: self.has_failed,
-            problems: view::describe(&self.known_problems, true),
-            unconfirmed: view::describe(&self.known_problems, false),
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -9,6 +10,8 @@ use tunnel_common::{
     addr::Address,
     steering::{Prefix, SteeringKey, SteeringRecord},
 };
+
+use super::quarantined_nodes::QuarantinedNodes;
 
 /// The period after an index's removal during which the index may be reused only for its last key.
 pub const QUARANTINE: Duration = Duration::from_secs(600);
@@ -24,6 +27,17 @@ pub(super) struct FreeIndices<'a> {
     /// The start of the current quarantine period, in nanoseconds since boot. An index removed after this
     /// time may be reused only for its last key.
     quarantine_start: u64,
+    /// The number of indices in quarantine, by the Node that had them.
+    quarantined: BTreeMap<Arc<str>, usize>,
+}
+
+/// The reason why a key gets no index.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum NoIndex {
+    /// No suitable index is free.
+    Full,
+    /// The key's Node has more indices in quarantine than are free.
+    NodeWaits,
 }
 
 impl<'a> FreeIndices<'a> {
@@ -31,6 +45,7 @@ impl<'a> FreeIndices<'a> {
     /// whose quarantine has ended, in the order of their removal.
     pub(super) fn new(
         records: &BTreeMap<u32, SteeringRecord>,
+        nodes: &mut QuarantinedNodes,
         end: u32,
         prefixes: &'a [Prefix],
         now: Duration,
@@ -58,12 +73,18 @@ impl<'a> FreeIndices<'a> {
                 .collect(),
             removed_by_key,
             quarantine_start,
+            quarantined: nodes.counts(records, quarantine_start),
         }
     }
 
-    /// Allocates an index for a key, preferably the last one that the key had. Returns the index and its
-    /// steering address, or `None` if no suitable index is free.
-    pub(super) fn allocate(&mut self, key: &SteeringKey) -> Option<(u32, Address)> {
+    /// Allocates an index for a key of a Node, preferably the last one that the key had. Returns the index and its
+    /// steering address. The addresses of a Node that changes them all the time must not use up all indices, so such a
+    /// Node gets no further index while it has more in quarantine than are free.
+    pub(super) fn allocate(
+        &mut self,
+        key: &SteeringKey,
+        node: &str,
+    ) -> Result<(u32, Address), NoIndex> {
         let last_index = self.removed_by_key.remove(key);
         // An index that is too large for one address family's prefix may fit into the other family's.
         let fits = |candidate: (u64, u32)| {
@@ -78,9 +99,14 @@ impl<'a> FreeIndices<'a> {
             candidate.0 > self.quarantine_start || self.indices.contains(candidate)
         };
         let last_index = last_index.filter(is_free).and_then(fits);
-        let (candidate, address) = last_index.or_else(|| free.find_map(fits))?;
+        let quarantined = self.quarantined.get(node).copied().unwrap_or(0);
+        if last_index.is_none() && quarantined > self.indices.len() {
+            return Err(NoIndex::NodeWaits);
+        }
+        let found = last_index.or_else(|| free.find_map(fits));
+        let (candidate, address) = found.ok_or(NoIndex::Full)?;
         self.indices.remove(&candidate);
-        Some((candidate.1, address))
+        Ok((candidate.1, address))
     }
 }
 

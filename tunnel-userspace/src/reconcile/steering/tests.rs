@@ -272,7 +272,13 @@ fn unused_indices_are_allocated_first_then_the_longest_removed() {
     steering.mark_removed(0, later).expect("written");
 
     let (end, prefixes) = (steering.probe_index(), &steering.settings.prefixes);
-    let free = FreeIndices::new(&steering.records, end, prefixes, later + QUARANTINE);
+    let free = FreeIndices::new(
+        &steering.records,
+        &mut QuarantinedNodes::default(),
+        end,
+        prefixes,
+        later + QUARANTINE,
+    );
 
     let order = free.indices.into_iter().map(|(_, index)| index);
     assert!(order.eq([2, 3, 1, 0]));

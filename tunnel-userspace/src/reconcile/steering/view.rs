@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
+use tunnel_common::reason::Reason;
 
+use super::SteeringReconciler;
 use crate::plan::SteeringProblem;
 
 /// The state of steering, as shown in the status.
@@ -34,6 +36,44 @@ pub(super) fn describe(problems: &BTreeSet<SteeringProblem>, is_error: bool) -> 
     let problems = problems.filter(|problem| problem.is_error() == is_error);
     let texts = problems.map(|problem| format!("{}: {}", problem.object, problem.text));
     texts.collect()
+}
+
+impl<M> SteeringReconciler<M> {
+    /// Returns one problem for all unallocated keys together, since there may be thousands of them, or `None`
+    /// if there are none.
+    pub(super) fn full_problem(&self) -> Option<SteeringProblem> {
+        let first = self.plan.targets.get(self.unallocated.first()?)?;
+        let others = self.unallocated.len() - 1;
+        Some(SteeringProblem {
+            reason: Reason::SteeringFull,
+            node: None,
+            object: format!("{first} and {others} more"),
+            text: Reason::SteeringFull.meaning().to_owned(),
+        })
+    }
+
+    /// Replaces the problems and logs those that are new or resolved.
+    pub(super) fn replace_problems(&mut self, problems: BTreeSet<SteeringProblem>, now: Duration) {
+        for problem in problems.difference(&self.known_problems) {
+            *self.reason_counts.entry(problem.reason).or_default() += 1;
+        }
+        let log = &mut self.problem_log;
+        log.log_changes(&self.known_problems, &problems, now);
+        self.known_problems = problems;
+    }
+
+    /// Returns the state of steering for the status.
+    #[must_use]
+    pub fn view(&self) -> SteeringView {
+        SteeringView {
+            edge_nodes: self.plan.edge_nodes,
+            entries: self.keys.len(),
+            unprogrammed: self.unallocated.len(),
+            failing: self.has_failed,
+            problems: describe(&self.known_problems, true),
+            unconfirmed: describe(&self.known_problems, false),
+        }
+    }
 }
 
 /// The maximum number of problems to log after one change.

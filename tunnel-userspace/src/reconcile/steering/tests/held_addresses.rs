@@ -227,3 +227,30 @@ impl SteeringReconciler<Memory> {
         of_node.map(|problem| &*problem.text).collect()
     }
 }
+
+#[test]
+fn a_node_that_changes_its_address_all_the_time_leaves_indices_to_others() {
+    let mut steering = steering_with(256, ["a"]);
+    for number in 0..600_u16 {
+        let [upper, lower] = number.to_be_bytes();
+        let changed = node("hostile", &[&format!("10.1.{upper}.{lower}")]);
+        apply(&mut steering, vec![changed], NOW);
+    }
+    assert!(steering.is_incomplete());
+    let view = steering.view();
+    assert_eq!(view.unprogrammed, 0, "the daemon stays ready");
+    assert_eq!(steering.warnings_about("hostile").len(), 1);
+
+    let honest = ["b", "c", "d", "e", "f"];
+    apply(&mut steering, nodes(honest), NOW);
+    let steered = owners(&steering);
+    for name in honest {
+        assert!(steered.contains(&format!("{} {name}", address_of(name))));
+    }
+
+    // The indices have waited long enough.
+    steering.sync(NOW + QUARANTINE + Duration::from_secs(1));
+    assert_eq!(steering.warnings_about("hostile"), Vec::<&str>::new());
+    let last = "10.1.2.87 hostile".to_owned();
+    assert!(owners(&steering).contains(&last), "{:?}", owners(&steering));
+}

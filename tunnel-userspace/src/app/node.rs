@@ -2,7 +2,7 @@
 
 mod attachment_check;
 mod kernel_setup;
-mod other_daemon;
+mod locks;
 mod socket_termination;
 mod start_timer;
 
@@ -12,7 +12,7 @@ use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
 use tunnel_common::steering::Prefix;
 
-use self::kernel_setup::KernelSetup;
+use self::{kernel_setup::KernelSetup, locks::Locks};
 use super::{
     RoleError, descriptor_limit, failed, node_tunnel::NodeTunnel,
     shutdown_signals::ShutdownSignals, sources::Sources,
@@ -203,16 +203,14 @@ fn log_first_update(first: &ClusterUpdate) {
 
 /// Loads the data path and opens the sources, once no other daemon is in the way.
 async fn load(config: &Config, wait: bool) -> Result<(KernelSetup, Sources), RoleError> {
-    if wait {
-        other_daemon::wait_until_gone(config).await;
-    }
-    tokio::try_join!(load_data_path(config), Sources::start(config))
+    let locks = Locks::take(config, wait).await?;
+    tokio::try_join!(load_data_path(config, locks), Sources::start(config))
 }
 
 /// Loads the programs and maps on a blocking thread, since reading many map entries would delay other tasks.
-async fn load_data_path(config: &Config) -> Result<KernelSetup, RoleError> {
+async fn load_data_path(config: &Config, locks: Locks) -> Result<KernelSetup, RoleError> {
     let config = config.clone();
-    let loaded = spawn_blocking(move || KernelSetup::load(&config)).await;
+    let loaded = spawn_blocking(move || KernelSetup::load(&config, locks)).await;
     loaded.map_err(failed("cannot load the data path"))?
 }
 

@@ -12,7 +12,9 @@ use tokio::{sync::watch, time::interval};
 use tracing::{error, info, warn};
 use tunnel_common::{LAYOUT_VERSION, table::MapGroup};
 
-use super::{attachment_check::HEARTBEAT_CHECKS, start_timer::StartTimer, steering_rules};
+use super::{
+    attachment_check::HEARTBEAT_CHECKS, locks::Locks, start_timer::StartTimer, steering_rules,
+};
 use crate::{
     admin::{Getter, NodeSetup, NodeViews, TunnelView},
     app::{
@@ -65,12 +67,11 @@ pub(super) struct KernelSetup {
 impl KernelSetup {
     /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entries and attaches
     /// no programs.
-    pub(super) fn load(config: &Config) -> Result<Self, RoleError> {
+    pub(super) fn load(config: &Config, locks: Locks) -> Result<Self, RoleError> {
         let mut start_timer = StartTimer::start();
         let cgroup = cgroup_of(config)?;
         bpf::check_cgroup(&cgroup).map_err(failed("cannot use bpf.cgroup"))?;
-        let pins = PinDirectory::lock(&config.bpf.bpffs).map_err(failed("cannot use bpf.bpffs"))?;
-        let state = StateDir::lock(&config.state_dir).map_err(failed("cannot use stateDir"))?;
+        let Locks { pins, state } = locks;
         let features = bpf::probe().map_err(failed("cannot probe the kernel"))?;
         info!(?features, "probed the kernel");
         let strays = bpf::take_over_strays(&pins, &cgroup).map_err(other_error)?;

@@ -7,7 +7,9 @@
 //! - [`kernel_offsets`]: fields of kernel structures that the programs read
 //! - [`older`]: the older translations of UDP sockets
 //! - [`origin`]: the last translation of each socket
+//! - [`packet`]: reads the headers of packets
 //! - [`reason`]: the reasons shared by counters, metrics and logs
+//! - [`rewrite`]: replaces addresses and ports in packets, and updates checksums
 //! - [`steering`]: keys and values of the steering maps; steering prefixes
 //! - [`select`]: pure functions that select a slot, hash a client or check a stored choice
 //! - [`table`]: the table of all maps and programs
@@ -24,7 +26,9 @@ pub mod kernel_offsets;
 pub mod lookup;
 pub mod older;
 pub mod origin;
+pub mod packet;
 pub mod reason;
+pub mod rewrite;
 pub mod select;
 pub mod service;
 pub mod steering;

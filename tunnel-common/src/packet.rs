@@ -1,0 +1,321 @@
+//! Reads the headers of a packet: the addresses, the ports and the protocol, through any implementation of
+//! [`PacketBytes`].
+//!
+//! [`read`] finds the transport header behind IPv4 options (RFC 791) and IPv6 extension headers (RFC 8200). It doesn't
+//! verify checksums, because the network stack does.
+
+use core::mem::size_of;
+
+use crate::addr::{Address, Port, Protocol};
+
+/// The maximum number of IPv6 extension headers before the transport header. The bound is needed by the verifier, and
+/// so that an attacker can't make the walk long.
+pub const MAX_EXTENSION_HEADERS: u32 = 8;
+
+/// The bytes of a packet.
+pub trait PacketBytes {
+    /// Reads words at an offset from the network header, in network byte order. Returns `None` if the packet is too
+    /// short.
+    fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]>;
+}
+
+/// The IP version of a packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// The headers of a TCP or UDP packet that is not a fragment.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Packet {
+    /// The IP version.
+    pub family: Family,
+    /// The source address.
+    pub source: Address,
+    /// The destination address.
+    pub destination: Address,
+    /// The source port.
+    pub source_port: Port,
+    /// The destination port.
+    pub destination_port: Port,
+    /// [`Protocol::TCP`] or [`Protocol::UDP`].
+    pub protocol: Protocol,
+    /// The flags of a TCP packet. No flag is set for UDP.
+    pub flags: TcpFlags,
+    /// The offset of the transport header from the network header.
+    pub transport_offset: u32,
+}
+
+/// The flags in a TCP header (RFC 9293 section 3.1).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct TcpFlags(u8);
+
+impl TcpFlags {
+    const FIN: u8 = 0x01;
+    const SYN: u8 = 0x02;
+    const RST: u8 = 0x04;
+    const ACK: u8 = 0x10;
+
+    /// Creates flags from the byte in the header.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_byte(byte: u8) -> Self {
+        Self(byte)
+    }
+
+    /// Returns true if the packet opens a connection: it has SYN, and neither ACK nor RST.
+    #[inline(always)]
+    #[must_use]
+    pub const fn opens(self) -> bool {
+        self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::SYN
+    }
+
+    /// Returns true if the sender sends no more data after this packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_fin(self) -> bool {
+        self.0 & Self::FIN != 0
+    }
+
+    /// Returns true if the packet resets the connection.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_rst(self) -> bool {
+        self.0 & Self::RST != 0
+    }
+
+    /// Returns true if the packet acknowledges data.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_ack(self) -> bool {
+        self.0 & Self::ACK != 0
+    }
+}
+
+/// The reason why a packet has no ports to look up.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Unread {
+    /// The packet is truncated, or its headers contradict each other.
+    Malformed,
+    /// An address is never translated, because packets from or to it are not forwarded: loopback (also against
+    /// CVE-2020-8558), multicast, broadcast, link-local and unspecified addresses.
+    NotForwarded,
+    /// The packet is a fragment.
+    Fragment,
+    /// The packet is of another protocol, such as ICMP or SCTP, or its destination is only a stop on a route (IPv6
+    /// routing header), or its addresses are authenticated (AH).
+    OtherProtocol,
+}
+
+/// The number of IPv6's next header field that stands for a header (RFC 8200 section 4, RFC 4302 section 2).
+mod next_header {
+    pub(super) const HOP_BY_HOP: u32 = 0;
+    pub(super) const ROUTING: u32 = 43;
+    pub(super) const FRAGMENT: u32 = 44;
+    pub(super) const DESTINATION_OPTIONS: u32 = 60;
+}
+
+/// The bits of the fragment field: an offset other than 0, and "more fragments". IPv4: RFC 791 section 3.1, without
+/// "don't fragment". IPv6: RFC 8200 section 4.5, without the reserved bits.
+const FRAGMENT_V4: u32 = 0x3fff;
+const FRAGMENT_V6: u32 = 0xfff9;
+
+const TCP: u32 = 6;
+const UDP: u32 = 17;
+
+/// The lengths of the headers without options, in bytes.
+const HEADER_V4: u32 = 20;
+const HEADER_V6: u32 = 40;
+const HEADER_TCP: u32 = 20;
+const HEADER_UDP: u32 = 8;
+
+/// Reads the headers of a packet. `family` is the version that the link layer names.
+///
+/// # Errors
+///
+/// Returns the reason if the packet has no ports to look up.
+#[inline(always)]
+pub fn read(bytes: &impl PacketBytes, family: Family) -> Result<Packet, Unread> {
+    match family {
+        Family::V4 => read_v4(bytes),
+        Family::V6 => read_v6(bytes),
+    }
+}
+
+#[inline(always)]
+fn read_v4(bytes: &impl PacketBytes) -> Result<Packet, Unread> {
+    let header = bytes.words::<5>(0).ok_or(Unread::Malformed)?;
+    let [first, fragment, protocol, source, destination] = header;
+    let first = u32::from_be(first);
+    let offset = ((first >> 24) & 0xf) * 4;
+    // Packets that the kernel has joined can be longer than 64 KiB; their length field is 0 (`iph_totlen` in
+    // include/linux/ip.h).
+    let length = first & 0xffff;
+    if first >> 28 != 4 || offset < HEADER_V4 {
+        return Err(Unread::Malformed);
+    }
+    let (source, destination) = (
+        Address::from_v4_word(source),
+        Address::from_v4_word(destination),
+    );
+    check_addresses(source, destination)?;
+    if u32::from_be(fragment) & FRAGMENT_V4 != 0 {
+        return Err(Unread::Fragment);
+    }
+    let protocol = (u32::from_be(protocol) >> 16) & 0xff;
+    let packet = read_transport(bytes, protocol, offset)?;
+    let least = offset + transport_header(packet.protocol);
+    if length != 0 && length < least {
+        return Err(Unread::Malformed);
+    }
+    Ok(Packet {
+        family: Family::V4,
+        source,
+        destination,
+        ..packet
+    })
+}
+
+#[inline(always)]
+fn read_v6(bytes: &impl PacketBytes) -> Result<Packet, Unread> {
+    let header = bytes.words::<10>(0).ok_or(Unread::Malformed)?;
+    let [first, second, a, b, c, d, e, f, g, h] = header;
+    if u32::from_be(first) >> 28 != 6 {
+        return Err(Unread::Malformed);
+    }
+    let (source, destination) = (
+        Address::from_words([a, b, c, d]),
+        Address::from_words([e, f, g, h]),
+    );
+    // A v4-mapped address in an IPv6 packet (RFC 4038 section 4.2) would be mistaken for an IPv4 address.
+    if source.is_v4() || destination.is_v4() {
+        return Err(Unread::NotForwarded);
+    }
+    check_addresses(source, destination)?;
+    let (protocol, offset) = skip_extension_headers(bytes, (u32::from_be(second) >> 8) & 0xff)?;
+    Ok(Packet {
+        family: Family::V6,
+        source,
+        destination,
+        ..read_transport(bytes, protocol, offset)?
+    })
+}
+
+/// Walks over extension headers, and returns the number of the first other header, and its offset.
+#[inline(always)]
+fn skip_extension_headers(bytes: &impl PacketBytes, mut next: u32) -> Result<(u32, u32), Unread> {
+    let mut offset = HEADER_V6;
+    for _ in 0..MAX_EXTENSION_HEADERS {
+        let [word] = match next {
+            next_header::HOP_BY_HOP
+            | next_header::ROUTING
+            | next_header::FRAGMENT
+            | next_header::DESTINATION_OPTIONS => {
+                bytes.words::<1>(offset).ok_or(Unread::Malformed)?
+            }
+            _ => return Ok((next, offset)),
+        };
+        let word = u32::from_be(word);
+        let length = if next == next_header::FRAGMENT {
+            if word & FRAGMENT_V6 != 0 {
+                return Err(Unread::Fragment);
+            }
+            8
+        } else {
+            // The destination is the next stop, and not the final one, while segments are left.
+            if next == next_header::ROUTING && word & 0xff != 0 {
+                return Err(Unread::OtherProtocol);
+            }
+            (((word >> 16) & 0xff) + 1) * 8
+        };
+        next = word >> 24;
+        offset += length;
+    }
+    Err(Unread::Malformed)
+}
+
+/// Reads the transport header. The addresses in the result are unspecified.
+#[inline(always)]
+fn read_transport(bytes: &impl PacketBytes, protocol: u32, offset: u32) -> Result<Packet, Unread> {
+    let (ports, protocol, flags) = match protocol {
+        TCP => {
+            let header = bytes.words::<5>(offset).ok_or(Unread::Malformed)?;
+            let [ports, _, _, flags, _] = header;
+            let flags = u32::from_be(flags);
+            if (flags >> 28) * 4 < HEADER_TCP {
+                return Err(Unread::Malformed);
+            }
+            let [_, flags, _, _] = flags.to_be_bytes();
+            (ports, Protocol::TCP, TcpFlags::from_byte(flags))
+        }
+        UDP => {
+            let [ports, _] = bytes.words::<2>(offset).ok_or(Unread::Malformed)?;
+            (ports, Protocol::UDP, TcpFlags::default())
+        }
+        _ => return Err(Unread::OtherProtocol),
+    };
+    let [a, b, c, d] = ports.to_ne_bytes();
+    let (source_port, destination_port) = (
+        Port::from_network(u16::from_ne_bytes([a, b])),
+        Port::from_network(u16::from_ne_bytes([c, d])),
+    );
+    Ok(Packet {
+        family: Family::V6,
+        source: Address::UNSPECIFIED,
+        destination: Address::UNSPECIFIED,
+        source_port,
+        destination_port,
+        protocol,
+        flags,
+        transport_offset: offset,
+    })
+}
+
+#[inline(always)]
+fn transport_header(protocol: Protocol) -> u32 {
+    if protocol == Protocol::TCP {
+        HEADER_TCP
+    } else {
+        HEADER_UDP
+    }
+}
+
+#[inline(always)]
+fn check_addresses(source: Address, destination: Address) -> Result<(), Unread> {
+    if is_forwarded(source) && is_forwarded(destination) {
+        Ok(())
+    } else {
+        Err(Unread::NotForwarded)
+    }
+}
+
+/// Returns true if routers forward packets from and to an address (RFC 6890): it is no loopback, multicast, broadcast,
+/// link-local or unspecified address.
+#[inline(always)]
+#[must_use]
+pub const fn is_forwarded(address: Address) -> bool {
+    let [a, b, c, _] = address.words();
+    if address.is_v4() {
+        let word = u32::from_be(address.v4_word());
+        let is_this_network_or_loopback = matches!(word >> 24, 0 | 127);
+        let is_link_local = word >> 16 == 0xa9fe;
+        // 224.0.0.0/4 is multicast, and 240.0.0.0/4 is reserved, except for the broadcast address.
+        let is_multicast = word >> 28 == 0xe;
+        !(is_this_network_or_loopback || is_link_local || is_multicast || word == u32::MAX)
+    } else {
+        let first = u32::from_be(a);
+        let is_link_local = first >> 22 == 0xfe80 >> 6;
+        let is_multicast = first >> 24 == 0xff;
+        // `::`, `::1`, and all other addresses that begin with 96 zero bits.
+        let is_special = (a | b | c) == 0;
+        !(is_link_local || is_multicast || is_special)
+    }
+}
+
+const _: () = assert!(size_of::<TcpFlags>() == 1);
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -87,6 +87,8 @@ impl Executor {
         }
         if let Some(user) = spec.user {
             command.arg("--user").arg(user.to_string());
+            // Only a process with a single thread can create a user namespace, so the allocator must start none.
+            command.env("_RJEM_MALLOC_CONF", "background_thread:false");
         }
         if let Some(directory) = &spec.bpffs {
             command.arg("--bpffs").arg(directory);

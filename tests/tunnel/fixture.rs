@@ -4,6 +4,8 @@
     reason = "prints the delays, which it also limits"
 )]
 
+mod memory_limit;
+
 use std::{
     fs,
     io::{self, Read as _, Write as _},
@@ -29,6 +31,7 @@ use tunnel_tests::{
 };
 use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
+pub(crate) use self::memory_limit::MEMORY_LIMIT;
 use crate::targets::{Behaviour, Server};
 
 /// The time limit for a reply, and for effects that don't depend on a timeout.

@@ -18,7 +18,7 @@ use tunnel_tests::{
 
 use crate::{
     fixture::{
-        ANSWER, Tunnel, TunnelSettings, echo, expect_fast_echoes, start_echo_tunnel,
+        ANSWER, MEMORY_LIMIT, Tunnel, TunnelSettings, echo, expect_fast_echoes, start_echo_tunnel,
         until_unchanged,
     },
     targets::{Behaviour, SMALL_BUFFER, Server},
@@ -29,8 +29,6 @@ const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 /// The number of readers that stall, which is almost all streams of a node.
 const READERS: usize = 480;
-/// The limit on the memory of a gateway or an agent, in bytes.
-const MEMORY_LIMIT: u64 = 200 << 20;
 /// The time limit for memory to be returned after streams have ended.
 const RETURN_LIMIT: Duration = Duration::from_secs(10);
 

@@ -77,7 +77,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let mut tasks = Tasks::default();
     let (start_step, starting) = watch::channel(Some("waiting for the sources".to_owned()));
     let (network_view, network) = watch::channel(net::NetworkView::default());
-    let (guard, addresses, links) = watch_network(&config, &mut tasks, &mut kernel).await?;
+    let (addresses, links) = watch_network(&config, &mut tasks, &mut kernel).await?;
     save_held_addresses(&config, &mut kernel, &mut tasks);
     let targets = kernel.reconcile_loop.steering().targets();
     let node_ranges = kernel.reconcile_loop.steering().pod_ranges();
@@ -117,6 +117,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
             reconcile_loop,
             ..
         } = kernel;
+        let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
         if let Some((network, inside)) =
@@ -214,13 +215,12 @@ async fn load_data_path(config: &Config, locks: Locks) -> Result<KernelSetup, Ro
     loaded.map_err(failed("cannot load the data path"))?
 }
 
-/// Starts the task that watches the node's addresses and, for steering, its links and routes. Returns the guard, which
-/// knows the uplinks of an earlier process.
+/// Starts the task that watches the node's addresses and, for steering, its links and routes.
 async fn watch_network(
     config: &Config,
     tasks: &mut Tasks,
     kernel: &mut KernelSetup,
-) -> Result<(Guard, Addresses, watch::Receiver<NetworkState>), RoleError> {
+) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
     let guard = kernel.data_path.guard();
     let guard = guard.map_err(failed("cannot use the maps"))?;
     let steering = config.tunnel.steering.as_ref();
@@ -236,7 +236,7 @@ async fn watch_network(
     kernel.reconcile_loop.set_addresses(&addresses.borrow());
     kernel.reconcile_loop.follow_networks(follower.networks());
     tasks.start("links", follower.run(tasks.draining()));
-    Ok((guard, addresses, network))
+    Ok((addresses, network))
 }
 
 fn link_settings(config: &Config) -> net::LinkSettings {

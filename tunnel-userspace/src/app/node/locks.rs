@@ -53,11 +53,16 @@ impl Locks {
         }
     }
 
+    /// Takes both locks. The error of the pin directory names the other process, so it takes precedence.
     fn try_take(config: &Config) -> Result<Self, LockError> {
-        Ok(Self {
-            state: StateDir::lock(&config.state_dir).map_err(LockError::State)?,
-            pins: PinDirectory::lock(&config.bpf.bpffs).map_err(LockError::Pins)?,
-        })
+        let pins = PinDirectory::lock(&config.bpf.bpffs);
+        let state = StateDir::lock(&config.state_dir);
+        match (pins, state) {
+            (Ok(pins), Ok(state)) => Ok(Self { pins, state }),
+            (Err(error @ PinError::Locked { .. }), _) => Err(LockError::Pins(error)),
+            (_, Err(error)) => Err(LockError::State(error)),
+            (Err(error), Ok(_)) => Err(LockError::Pins(error)),
+        }
     }
 }
 

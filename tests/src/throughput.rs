@@ -15,7 +15,7 @@ pub mod server;
 
 /// The mode in which the server sends data as fast as possible.
 const FLOOD: u8 = b'F';
-/// Like [`FLOOD`], but for a client that doesn't read: both sides use small socket buffers.
+/// Like the mode for floods, but for a client that doesn't read: both sides use small socket buffers.
 pub const STALL: u8 = b'S';
 /// The mode in which the server echoes the bytes it receives.
 pub const ECHO: u8 = b'E';

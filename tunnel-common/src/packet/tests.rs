@@ -192,7 +192,7 @@ fn changed(content: &Content, change: impl FnOnce(&mut Vec<u8>)) -> Result<Packe
 }
 
 #[test]
-fn fragments_and_other_protocols_are_told_apart_from_malformed_packets() {
+fn fragments_and_other_protocols_are_distinguished_from_malformed_packets() {
     let v4 = content(true, Protocol::TCP);
     assert_eq!(
         changed(&v4, |it| it[6] = 0x20),

@@ -295,6 +295,13 @@ impl Protocol {
         }
     }
 
+    /// Returns true for TCP. Unlike `==`, this can be used in const functions.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_tcp(self) -> bool {
+        self.0 == Self::TCP.0
+    }
+
     /// Returns the protocol number.
     #[must_use]
     pub const fn number(self) -> u8 {

@@ -4,6 +4,8 @@
 //! - [`service`]: keys and values of the service maps
 //! - [`affinity`]: keys and values of the session affinity map
 //! - [`decide`]: chooses the backend for a frontend, using any implementation of the maps
+//! - [`flow`]: keys and values of the map of translated packets' flows
+//! - [`forward`]: decides how packets are translated, using any implementation of the maps
 //! - [`kernel_offsets`]: fields of kernel structures that the programs read
 //! - [`older`]: the older translations of UDP sockets
 //! - [`origin`]: the last translation of each socket
@@ -22,6 +24,8 @@
 pub mod addr;
 pub mod affinity;
 pub mod decide;
+pub mod flow;
+pub mod forward;
 pub mod kernel_offsets;
 pub mod lookup;
 pub mod older;

@@ -1,0 +1,389 @@
+//! Keys and values of the map `flows`: the flows whose packets the tc programs translate.
+//!
+//! A flow has an entry for each address pair by which its packets are met:
+//!
+//! | role | packets | at |
+//! |---|---|---|
+//! | [`Role::DIALLED`] | client → frontend | tc ingress |
+//! | [`Role::FORWARDED`] | client → backend, and backend → client | tc egress |
+//! | [`Role::MASQUERADED`] | backend → the node's address | tc ingress |
+//!
+//! Every entry contains all addresses and ports of the flow, and none that a layout of the service maps makes anew, so
+//! that flows outlive them. The key follows from the value, so a reader that finds a value of another flow, since the
+//! kernel reuses elements at once, notices it.
+
+use core::mem::{offset_of, size_of};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{
+    addr::{Address, Port, Protocol},
+    packet::{Packet, TcpFlags},
+    service::BackendState,
+};
+
+/// An address and a port.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Eq,
+    FromBytes,
+    Hash,
+    Immutable,
+    IntoBytes,
+    KnownLayout,
+    Ord,
+    PartialEq,
+    PartialOrd,
+)]
+#[repr(C)]
+pub struct Endpoint {
+    /// The address.
+    pub address: Address,
+    /// The port.
+    pub port: Port,
+    /// Zero.
+    pub reserved: u16,
+}
+
+impl Endpoint {
+    /// No endpoint.
+    pub const NONE: Self = Self::new(Address::UNSPECIFIED, Port::from_network(0));
+
+    /// Creates an endpoint.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(address: Address, port: Port) -> Self {
+        Self {
+            address,
+            port,
+            reserved: 0,
+        }
+    }
+
+    /// Returns the same address with another port.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_port(self, port: Port) -> Self {
+        Self::new(self.address, port)
+    }
+}
+
+/// Key of the map `flows`.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct FlowKey {
+    /// The source of an arriving packet, or the lesser end of a forwarded one.
+    pub first: Endpoint,
+    /// The destination of an arriving packet, or the greater end of a forwarded one.
+    pub second: Endpoint,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// 1 if the key stands for both directions, otherwise 0.
+    pub both_directions: u8,
+    /// Zero.
+    pub reserved: u16,
+}
+
+impl FlowKey {
+    /// Returns the key of a packet at tc ingress.
+    #[inline(always)]
+    #[must_use]
+    pub const fn arriving(source: Endpoint, destination: Endpoint, protocol: Protocol) -> Self {
+        Self {
+            first: source,
+            second: destination,
+            protocol,
+            both_directions: 0,
+            reserved: 0,
+        }
+    }
+
+    /// Returns the key of a packet at tc egress, which is the same for both directions.
+    #[inline(always)]
+    #[must_use]
+    pub fn forwarded(one: Endpoint, other: Endpoint, protocol: Protocol) -> Self {
+        let (first, second) = if one <= other {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        Self {
+            both_directions: 1,
+            ..Self::arriving(first, second, protocol)
+        }
+    }
+}
+
+/// The packets by which an entry is found.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(transparent)]
+pub struct Role(u8);
+
+impl Role {
+    /// Packets from the client to the frontend.
+    pub const DIALLED: Self = Self(0);
+    /// Packets between the client and the backend, in both directions.
+    pub const FORWARDED: Self = Self(1);
+    /// Packets from the backend to the node's address that stands for the client.
+    pub const MASQUERADED: Self = Self(2);
+}
+
+/// What an entry's packets have shown of a flow: a set of events.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(transparent)]
+pub struct Seen(u8);
+
+impl Seen {
+    /// Nothing but the first packet.
+    pub const NOTHING: Self = Self(0);
+    const ACK_OF_CLIENT: u8 = 1;
+    const REPLY: u8 = 1 << 1;
+    const FIN_OF_CLIENT: u8 = 1 << 2;
+    const FIN_OF_BACKEND: u8 = 1 << 3;
+    const RST: u8 = 1 << 4;
+
+    /// Returns what a packet from the client shows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_client(flags: TcpFlags) -> Self {
+        let mut seen = 0;
+        if flags.has_ack() {
+            seen |= Self::ACK_OF_CLIENT;
+        }
+        if flags.has_fin() {
+            seen |= Self::FIN_OF_CLIENT;
+        }
+        if flags.has_rst() {
+            seen |= Self::RST;
+        }
+        Self(seen)
+    }
+
+    /// Returns what a packet from the backend shows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_backend(flags: TcpFlags) -> Self {
+        let mut seen = Self::REPLY;
+        if flags.has_fin() {
+            seen |= Self::FIN_OF_BACKEND;
+        }
+        if flags.has_rst() {
+            seen |= Self::RST;
+        }
+        Self(seen)
+    }
+
+    /// Returns all events of two sets.
+    #[inline(always)]
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns true if every event of the other set is in this one.
+    #[inline(always)]
+    #[must_use]
+    pub const fn includes(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Returns the phase of a flow.
+    #[inline(always)]
+    #[must_use]
+    pub const fn phase(self, protocol: Protocol) -> Phase {
+        const FINS: u8 = Seen::FIN_OF_CLIENT | Seen::FIN_OF_BACKEND;
+        let has_reply = self.0 & (Self::REPLY | Self::ACK_OF_CLIENT) != 0;
+        if !protocol.is_tcp() {
+            if has_reply {
+                Phase::Answered
+            } else {
+                Phase::Unanswered
+            }
+        } else if self.0 & Self::RST != 0 {
+            Phase::Closed
+        } else if self.0 & FINS == FINS {
+            Phase::Closing
+        } else if self.0 & FINS != 0 {
+            Phase::HalfClosed
+        } else if has_reply {
+            Phase::Established
+        } else {
+            Phase::HalfOpen
+        }
+    }
+}
+
+/// The phase of a flow, in which it ends when no packet has passed for some time.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Phase {
+    /// A TCP connection that was reset.
+    Closed,
+    /// A TCP connection that both ends have closed.
+    Closing,
+    /// A TCP connection of which only the first packet has been seen.
+    HalfOpen,
+    /// Datagrams without an answer.
+    Unanswered,
+    /// Datagrams in both directions.
+    Answered,
+    /// A TCP connection that one end has closed.
+    HalfClosed,
+    /// An open TCP connection.
+    Established,
+}
+
+/// The time after which an idle flow ends in each phase, in seconds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Timeouts {
+    /// For [`Phase::Closed`].
+    pub closed: u32,
+    /// For [`Phase::Closing`].
+    pub closing: u32,
+    /// For [`Phase::HalfOpen`].
+    pub half_open: u32,
+    /// For [`Phase::Unanswered`].
+    pub unanswered: u32,
+    /// For [`Phase::Answered`].
+    pub answered: u32,
+    /// For [`Phase::HalfClosed`].
+    pub half_closed: u32,
+    /// For [`Phase::Established`].
+    pub established: u32,
+}
+
+impl Timeouts {
+    /// The defaults: those of kube-proxy for TCP (`conntrack.tcpEstablishedTimeout`, `tcpCloseWaitTimeout`), and of the
+    /// kernel's connection tracking for the rest (`nf_conntrack_proto_tcp.c`, `nf_conntrack_proto_udp.c`).
+    pub const DEFAULT: Self = Self {
+        closed: 10,
+        closing: 120,
+        half_open: 120,
+        unanswered: 30,
+        answered: 120,
+        half_closed: 3600,
+        established: 86_400,
+    };
+
+    /// Returns the timeout of a phase.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(&self, phase: Phase) -> u32 {
+        match phase {
+            Phase::Closed => self.closed,
+            Phase::Closing => self.closing,
+            Phase::HalfOpen => self.half_open,
+            Phase::Unanswered => self.unanswered,
+            Phase::Answered => self.answered,
+            Phase::HalfClosed => self.half_closed,
+            Phase::Established => self.established,
+        }
+    }
+}
+
+/// Value of the map `flows`.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Flow {
+    /// The client, as it sends packets to the frontend.
+    pub client: Endpoint,
+    /// The frontend that the client has dialled.
+    pub frontend: Endpoint,
+    /// The backend.
+    pub backend: Endpoint,
+    /// The node's address and port that stand for the client, or [`Endpoint::NONE`].
+    pub masquerade: Endpoint,
+    /// The index of the backend in the array `backends`.
+    pub backend_index: u32,
+    /// The state that the backend had when it was chosen.
+    pub backend_state: BackendState,
+    /// The service port.
+    pub service: u32,
+    /// The time at which a packet last used this entry, in seconds since boot.
+    pub last_used: u32,
+    /// The port of the client between the two programs. It differs from the client's own port if another flow has the
+    /// same client and the same backend, over another frontend.
+    pub forwarded_port: Port,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The packets by which this entry is found.
+    pub role: Role,
+    /// What the packets that used this entry have shown.
+    pub seen: Seen,
+    /// A combination of [`Flow::MUST_MASQUERADE`] and [`Flow::ENDED`].
+    pub flags: u8,
+    /// Zero.
+    pub reserved: u16,
+}
+
+impl Flow {
+    /// Flag: packets to a backend on another node leave with the node's address.
+    pub const MUST_MASQUERADE: u8 = 1;
+    /// Flag: the entry is about to be removed, and counts as absent.
+    pub const ENDED: u8 = 1 << 1;
+
+    /// Returns the client as it appears between the two programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn forwarded_client(&self) -> Endpoint {
+        self.client.with_port(self.forwarded_port)
+    }
+
+    /// Returns the key of this entry.
+    #[inline(always)]
+    #[must_use]
+    pub fn key(&self) -> FlowKey {
+        let Self { protocol, .. } = *self;
+        if self.role == Role::DIALLED {
+            FlowKey::arriving(self.client, self.frontend, protocol)
+        } else if self.role == Role::FORWARDED {
+            FlowKey::forwarded(self.forwarded_client(), self.backend, protocol)
+        } else {
+            FlowKey::arriving(self.backend, self.masquerade, protocol)
+        }
+    }
+
+    /// Returns the flow's entry for another role.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
+
+    /// Returns true if no packet has used the entry for longer than its phase allows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_expired(&self, timeouts: &Timeouts, now: u32) -> bool {
+        let idle = now.wrapping_sub(self.last_used);
+        idle > timeouts.of(self.seen.phase(self.protocol))
+    }
+}
+
+impl Packet {
+    /// Returns the sender.
+    #[inline(always)]
+    #[must_use]
+    pub const fn source_endpoint(&self) -> Endpoint {
+        Endpoint::new(self.source, self.source_port)
+    }
+
+    /// Returns the receiver.
+    #[inline(always)]
+    #[must_use]
+    pub const fn destination_endpoint(&self) -> Endpoint {
+        Endpoint::new(self.destination, self.destination_port)
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Endpoint>() == 20);
+    assert!(size_of::<FlowKey>() == 44);
+    assert!(offset_of!(FlowKey, protocol) == 40);
+    assert!(size_of::<Flow>() == 104);
+    assert!(offset_of!(Flow, backend_index) == 80);
+    assert!(offset_of!(Flow, last_used) == 92);
+    assert!(offset_of!(Flow, seen) == 100);
+};

@@ -1,0 +1,409 @@
+//! Decides how the tc programs translate a packet, using any implementation of the maps.
+//!
+//! - [`arrive`] runs at tc ingress and changes destinations: from the frontend to the backend, and from the node's
+//!   address that stands for a client to the client.
+//! - [`leave`] runs at tc egress and changes sources: from the backend to the frontend, and from the client to the
+//!   node's address.
+//!
+//! In between, the network stack routes the packet from the client to the backend, and back. One exception: if a client
+//! uses one port for two frontends with the same backend, both flows would be the same in between. [`arrive`] then
+//! replaces the client's port, but not its address, and [`leave`] puts the port back into the replies.
+//!
+//! A flow gets all of its entries or none. An entry that expires, or whose flow is replaced, is marked as ended, and
+//! removed by the daemon or when its key is needed again.
+
+use crate::{
+    addr::{Address, Port},
+    decide::{self, ClientContext, NoChoice, Traffic},
+    flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen, Timeouts},
+    lookup::Lookup,
+    packet::Packet,
+    reason::Reason,
+    service::{Frontend, FrontendKey},
+};
+
+/// The maximum number of ports that are tried for a flow.
+pub const MAX_PORT_TRIES: u32 = 16;
+
+/// The reason why an entry was not inserted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NotInserted {
+    /// There is an entry with this key.
+    Exists,
+    /// The map is full.
+    Full,
+}
+
+/// The maps, the clock and the node, as [`arrive`] and [`leave`] need them.
+pub trait Flows: decide::Maps {
+    /// Returns the entry with this key. During a concurrent write, it may be another flow's.
+    fn flow(&self, key: &FlowKey) -> Option<&Flow>;
+
+    /// Inserts an entry under its own key. If `is_new` is false, replaces the entry with this key.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the entry can't be inserted.
+    fn insert_flow(&self, flow: &Flow, is_new: bool) -> Result<(), NotInserted>;
+
+    /// Records that a packet has used an entry. Writes only what has changed.
+    fn touch_flow(&self, flow: &Flow, seen: Seen, now: u32);
+
+    /// Marks an entry as ended.
+    fn end_flow(&self, flow: &Flow);
+
+    /// Makes room for an entry, if a flow can be spared. Returns false otherwise.
+    fn make_room(&self) -> bool;
+
+    /// Returns the time in seconds since boot.
+    fn seconds(&self) -> u32;
+
+    /// Returns the timeouts.
+    fn timeouts(&self) -> Timeouts;
+
+    /// Returns true if packets of this client to this backend must leave with the node's address.
+    fn must_masquerade(&self, frontend: &Frontend, client: Endpoint, backend: Endpoint) -> bool;
+
+    /// Returns a port that may stand for a client, chosen at random.
+    fn random_port(&self) -> Port;
+
+    /// Returns true if no socket of this node uses an endpoint for packets to a backend.
+    fn is_free(&self, own: Endpoint, backend: Endpoint) -> bool;
+}
+
+/// What becomes of a packet at tc ingress.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Arrival {
+    /// The packet is left alone.
+    Pass,
+    /// The packet gets another destination, and the client's port if that differs.
+    Translate {
+        /// The new destination.
+        destination: Endpoint,
+        /// The source port.
+        source_port: Port,
+        /// The reason under which the packet is counted, if it is the first of a flow.
+        reason: Option<Reason>,
+    },
+    /// The packet is refused.
+    Refuse(Refused),
+}
+
+/// What becomes of a packet at tc egress.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Departure {
+    /// The packet is left alone.
+    Pass,
+    /// The packet gets another source, and the client's port if that differs.
+    Translate {
+        /// The new source.
+        source: Endpoint,
+        /// The destination port.
+        destination_port: Port,
+    },
+    /// The packet is dropped, because no port can stand for its client.
+    Drop(Refused),
+}
+
+/// The reason why a packet is not translated, although it is for a frontend, or belongs to a flow.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Refused {
+    /// No backend could be chosen.
+    NoChoice(NoChoice),
+    /// The frontend's record changed during every attempt to read it.
+    Unstable,
+    /// The map of flows is full, and no flow can be spared.
+    FlowsFull,
+    /// No port can stand for the client.
+    PortsFull,
+}
+
+impl Refused {
+    /// Returns true if the packet is dropped silently, as kube-proxy does. Otherwise the client gets a reset, or an ICMP
+    /// error.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_drop(self) -> bool {
+        match self {
+            Self::NoChoice(none) => none.is_drop(),
+            Self::Unstable => true,
+            Self::FlowsFull | Self::PortsFull => false,
+        }
+    }
+}
+
+/// Decides about a packet at tc ingress.
+#[inline(always)]
+pub fn arrive<T: Flows>(maps: &T, context: &impl ClientContext, packet: &Packet) -> Arrival {
+    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
+    let key = FlowKey::arriving(source, destination, packet.protocol);
+    let now = maps.seconds();
+    let mut replaced = None;
+    if let Some(flow) = find(maps, &key) {
+        if flow.role == Role::MASQUERADED {
+            maps.touch_flow(flow, Seen::from_backend(packet.flags), now);
+            return Arrival::Translate {
+                destination: flow.forwarded_client(),
+                source_port: source.port,
+                reason: None,
+            };
+        }
+        if may_continue(maps, flow, packet, now) {
+            maps.touch_flow(flow, Seen::from_client(packet.flags), now);
+            return Arrival::Translate {
+                destination: flow.backend,
+                source_port: flow.forwarded_port,
+                reason: None,
+            };
+        }
+        replaced = Some(*flow);
+    }
+    // The packets of other connections belong to a flow that began before the programs were attached, or to nobody's.
+    if packet.protocol.is_tcp() && !packet.flags.opens() {
+        return Arrival::Pass;
+    }
+    begin(maps, context, packet, replaced)
+}
+
+/// Returns the entry with this key, unless it has ended.
+#[inline(always)]
+fn find<'a, T: Flows>(maps: &'a T, key: &FlowKey) -> Option<&'a Flow> {
+    let flow = maps.flow(key)?;
+    (flow.key() == *key && flow.flags & Flow::ENDED == 0).then_some(flow)
+}
+
+/// Returns true if a packet from the client belongs to the flow, and doesn't begin another one.
+#[inline(always)]
+fn may_continue<T: Flows>(maps: &T, flow: &Flow, packet: &Packet, now: u32) -> bool {
+    let opens = packet.protocol.is_tcp() && packet.flags.opens();
+    let is_udp = !packet.protocol.is_tcp();
+    // Datagrams leave a backend that no longer serves at once. TCP stays with its backend to the end.
+    if is_udp && decide::state(maps, flow.backend_index) != flow.backend_state {
+        return false;
+    }
+    let timeouts = maps.timeouts();
+    if !opens && !flow.is_expired(&timeouts, now) {
+        return true;
+    }
+    // The replies use another entry, which may be more recent, and which shows whether the backend has closed.
+    let key = flow.with_role(Role::FORWARDED).key();
+    let whole = match find(maps, &key) {
+        Some(forwarded) if forwarded.client == flow.client => Flow {
+            seen: flow.seen.union(forwarded.seen),
+            last_used: forwarded.last_used.max(flow.last_used),
+            ..*flow
+        },
+        Some(_) | None => *flow,
+    };
+    let is_over = whole.is_expired(&timeouts, now);
+    let phase = whole.seen.phase(flow.protocol);
+    let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
+    !(is_over || opens && is_ending)
+}
+
+/// Begins a flow, in place of another one with the same client and frontend if there is one.
+#[inline(always)]
+fn begin<T: Flows>(
+    maps: &T,
+    context: &impl ClientContext,
+    packet: &Packet,
+    replaced: Option<Flow>,
+) -> Arrival {
+    let key = FrontendKey::new(packet.destination, packet.destination_port, packet.protocol);
+    let record = match decide::find_frontend(maps, context, &key, Traffic::Packets) {
+        Lookup::Found(record) => record,
+        Lookup::None => return Arrival::Pass,
+        Lookup::Unstable => return Arrival::Refuse(Refused::Unstable),
+    };
+    let choice = match decide::choose_backend(maps, context, &key, record, Traffic::Packets) {
+        Ok(choice) => choice,
+        Err(none) => return Arrival::Refuse(Refused::NoChoice(none)),
+    };
+    let (client, backend) = (
+        packet.source_endpoint(),
+        Endpoint::new(choice.address, choice.port),
+    );
+    let flags = if maps.must_masquerade(record.frontend, client, backend) {
+        Flow::MUST_MASQUERADE
+    } else {
+        0
+    };
+    let flow = Flow {
+        client,
+        frontend: packet.destination_endpoint(),
+        backend,
+        masquerade: Endpoint::NONE,
+        backend_index: choice.index,
+        backend_state: decide::state(maps, choice.index),
+        service: record.frontend.service,
+        last_used: maps.seconds(),
+        forwarded_port: client.port,
+        protocol: packet.protocol,
+        role: Role::FORWARDED,
+        seen: Seen::NOTHING,
+        flags,
+        reserved: 0,
+    };
+    if let Some(old) = replaced {
+        end_others(maps, &old);
+    }
+    let forwarded = match insert_forwarded(maps, flow) {
+        Ok(forwarded) => forwarded,
+        Err(refused) => return Arrival::Refuse(refused),
+    };
+    // An entry with this key has ended, or is replaced.
+    let dialled = forwarded.with_role(Role::DIALLED);
+    if insert_with_room(maps, &dialled, false).is_err() {
+        maps.end_flow(&forwarded);
+        return Arrival::Refuse(Refused::FlowsFull);
+    }
+    Arrival::Translate {
+        destination: forwarded.backend,
+        source_port: forwarded.forwarded_port,
+        reason: Some(choice.reason),
+    }
+}
+
+/// Ends the entries of a flow other than the dialled one, which is about to be replaced.
+#[inline(always)]
+fn end_others<T: Flows>(maps: &T, dialled: &Flow) {
+    let key = dialled.with_role(Role::FORWARDED).key();
+    let Some(forwarded) = find(maps, &key) else {
+        return;
+    };
+    if forwarded.client != dialled.client || forwarded.frontend != dialled.frontend {
+        return;
+    }
+    if forwarded.masquerade != Endpoint::NONE
+        && let Some(masqueraded) = find(maps, &forwarded.with_role(Role::MASQUERADED).key())
+    {
+        maps.end_flow(masqueraded);
+    }
+    maps.end_flow(forwarded);
+}
+
+/// Inserts the entry for packets between the client and the backend. If another flow has the same key, tries other
+/// ports for the client.
+#[inline(always)]
+fn insert_forwarded<T: Flows>(maps: &T, flow: Flow) -> Result<Flow, Refused> {
+    let mut flow = flow;
+    for _ in 0..MAX_PORT_TRIES {
+        match insert_with_room(maps, &flow, true) {
+            Ok(()) => return Ok(flow),
+            Err(NotInserted::Full) => return Err(Refused::FlowsFull),
+            Err(NotInserted::Exists) => {}
+        }
+        if is_unused(maps, &flow) {
+            // Two flows of one client port can replace the entry at once. Only one of them then gets answers.
+            insert_with_room(maps, &flow, false).map_err(|_full| Refused::FlowsFull)?;
+            return Ok(flow);
+        }
+        flow.forwarded_port = maps.random_port();
+    }
+    Err(Refused::PortsFull)
+}
+
+/// Returns true if the entry with this flow's key has ended or expired, or belongs to an earlier flow with the same client
+/// and frontend.
+#[inline(always)]
+fn is_unused<T: Flows>(maps: &T, flow: &Flow) -> bool {
+    let key = flow.key();
+    match maps.flow(&key) {
+        Some(other) if other.key() == key => {
+            other.flags & Flow::ENDED != 0
+                || other.is_expired(&maps.timeouts(), maps.seconds())
+                || other.client == flow.client && other.frontend == flow.frontend
+        }
+        Some(_) | None => false,
+    }
+}
+
+/// Inserts an entry. If the map is full, makes room once.
+#[inline(always)]
+fn insert_with_room<T: Flows>(maps: &T, flow: &Flow, is_new: bool) -> Result<(), NotInserted> {
+    match maps.insert_flow(flow, is_new) {
+        Err(NotInserted::Full) if maps.make_room() => maps.insert_flow(flow, is_new),
+        inserted => inserted,
+    }
+}
+
+/// Decides about a packet at tc egress. `own` is the address of this node that stands for clients on this link, in the
+/// packet's family.
+#[inline(always)]
+pub fn leave<T: Flows>(maps: &T, packet: &Packet, own: Option<Address>) -> Departure {
+    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
+    let key = FlowKey::forwarded(source, destination, packet.protocol);
+    let Some(flow) = find(maps, &key) else {
+        return Departure::Pass;
+    };
+    let now = maps.seconds();
+    if source == flow.backend {
+        maps.touch_flow(flow, Seen::from_backend(packet.flags), now);
+        return Departure::Translate {
+            source: flow.frontend,
+            destination_port: flow.client.port,
+        };
+    }
+    maps.touch_flow(flow, Seen::from_client(packet.flags), now);
+    if flow.flags & Flow::MUST_MASQUERADE == 0 {
+        return Departure::Pass;
+    }
+    if flow.masquerade != Endpoint::NONE {
+        return Departure::Translate {
+            source: flow.masquerade,
+            destination_port: destination.port,
+        };
+    }
+    let masqueraded = own
+        .ok_or(Refused::PortsFull)
+        .and_then(|own| masquerade(maps, *flow, Endpoint::new(own, source.port)));
+    match masqueraded {
+        Ok(source) => Departure::Translate {
+            source,
+            destination_port: destination.port,
+        },
+        Err(refused) => {
+            // The client's next packet begins anew.
+            if let Some(dialled) = find(maps, &flow.with_role(Role::DIALLED).key()) {
+                maps.end_flow(dialled);
+            }
+            maps.end_flow(flow);
+            Departure::Drop(refused)
+        }
+    }
+}
+
+/// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
+#[inline(always)]
+fn masquerade<T: Flows>(maps: &T, flow: Flow, first: Endpoint) -> Result<Endpoint, Refused> {
+    let mut candidate = first;
+    for _ in 0..MAX_PORT_TRIES {
+        let forwarded = Flow {
+            masquerade: candidate,
+            ..flow
+        };
+        let entry = forwarded.with_role(Role::MASQUERADED);
+        if maps.is_free(candidate, flow.backend) {
+            let inserted = match insert_with_room(maps, &entry, true) {
+                Err(NotInserted::Exists) if is_unused(maps, &entry) => {
+                    insert_with_room(maps, &entry, false)
+                }
+                inserted => inserted,
+            };
+            match inserted {
+                Ok(()) => {
+                    insert_with_room(maps, &forwarded, false)
+                        .map_err(|_full| Refused::FlowsFull)?;
+                    return Ok(candidate);
+                }
+                Err(NotInserted::Full) => return Err(Refused::FlowsFull),
+                Err(NotInserted::Exists) => {}
+            }
+        }
+        candidate = candidate.with_port(maps.random_port());
+    }
+    Err(Refused::PortsFull)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,371 @@
+mod fixture;
+
+use std::collections::BTreeMap;
+
+use proptest::{collection::vec, prelude::*};
+
+use self::fixture::{ACK, Client, Ends, FIN, NODE, Node, RST, SYN, endpoint, text_of};
+use super::*;
+use crate::addr::Protocol;
+
+const CLIENT: &str = "203.0.113.9:40000";
+const VIP: &str = "198.51.100.1:80";
+const BACKENDS: [&str; 3] = ["10.244.1.5:8080", "10.244.2.5:8080", "10.244.3.5:8080"];
+
+#[test]
+fn packets_reach_a_backend_and_replies_come_from_the_frontend_of_either_family() {
+    for (client, frontend, backend) in [
+        (CLIENT, VIP, BACKENDS[0]),
+        (
+            "[2001:db8::9]:40000",
+            "[2001:db8:1::1]:80",
+            "[fd00::5]:8080",
+        ),
+    ] {
+        for protocol in [Protocol::TCP, Protocol::UDP] {
+            for is_remote in [true, false] {
+                let node = Node::new(&[frontend], &[backend], protocol);
+                let client = Client::new(&node, client, frontend, is_remote);
+                let ends = client.connect();
+                assert_eq!(
+                    ends,
+                    (client.at, endpoint(backend)),
+                    "the backend sees the client"
+                );
+                assert_eq!(node.entries(), 2);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_masqueraded_client_appears_as_the_node_with_its_own_port_if_that_is_free() {
+    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    node.must_masquerade = true;
+    let first = Client::new(&node, CLIENT, VIP, true);
+    assert_eq!(text_of(first.connect().0), format!("{NODE}:40000"));
+    assert_eq!(node.entries(), 3);
+
+    let other = Client::new(&node, "203.0.113.10:40000", VIP, true);
+    let (seen, _) = other.connect();
+    assert_eq!(seen.address, endpoint(&format!("{NODE}:1")).address);
+    assert_ne!(seen.port.to_host(), 40_000, "another client has it");
+
+    node.taken.borrow_mut().push(40_001);
+    let third = Client::new(&node, "203.0.113.11:40001", VIP, true);
+    assert_ne!(third.connect().0.port.to_host(), 40_001, "a socket has it");
+    for client in [&first, &other, &third] {
+        let ends = client.send(ACK).expect("open");
+        client.expect_reply(ends, ACK);
+    }
+}
+
+#[test]
+fn without_a_free_port_a_client_is_refused_and_the_others_go_on() {
+    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    node.must_masquerade = true;
+    node.taken.borrow_mut().extend(1024..1024 + 64);
+    node.taken.borrow_mut().push(40_000);
+
+    assert_eq!(
+        Client::new(&node, CLIENT, VIP, true).send(SYN),
+        Err(Refused::PortsFull)
+    );
+    assert_eq!(node.entries(), 0);
+    Client::new(&node, "203.0.113.10:40001", VIP, true).connect();
+}
+
+#[test]
+fn one_client_port_reaches_one_backend_by_two_frontends() {
+    const OTHER: &str = "198.51.100.2:80";
+    for must_masquerade in [false, true] {
+        for is_remote in [false, true] {
+            let mut node = Node::new(&[VIP, OTHER], &BACKENDS[..1], Protocol::TCP);
+            node.must_masquerade = must_masquerade;
+            let clients = [VIP, OTHER].map(|vip| Client::new(&node, CLIENT, vip, is_remote));
+
+            let [first, second] = [0, 1].map(|at| clients[at].connect());
+            assert_ne!(first.0, second.0, "the backend sees two clients");
+            for (client, ends) in clients.iter().zip([first, second]) {
+                assert_eq!(client.send(ACK), Ok(ends));
+                client.expect_reply(ends, ACK);
+            }
+        }
+    }
+}
+
+#[test]
+fn other_packets_pass_and_take_no_entry() {
+    let node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    let client = Client::new(&node, CLIENT, VIP, true);
+    for flags in [ACK, SYN | ACK, FIN, RST] {
+        assert_eq!(
+            client.send(flags),
+            Ok((client.at, client.frontend)),
+            "in the middle"
+        );
+    }
+    let elsewhere = Client::new(&node, CLIENT, "198.51.100.2:80", true);
+    assert_eq!(elsewhere.send(SYN), Ok((elsewhere.at, elsewhere.frontend)));
+    assert_eq!(node.entries(), 0);
+}
+
+#[test]
+fn a_service_without_backends_refuses() {
+    let node = Node::new(&[VIP], &[], Protocol::UDP);
+    let refused = Client::new(&node, CLIENT, VIP, true).send(0);
+    assert_eq!(refused, Err(Refused::NoChoice(NoChoice::NoBackend)));
+    assert!(!refused.expect_err("refused").is_drop());
+    assert_eq!(node.entries(), 0);
+}
+
+#[test]
+fn a_tcp_connection_keeps_its_backend_and_datagrams_leave_one_that_is_removed() {
+    for (protocol, keeps) in [(Protocol::TCP, true), (Protocol::UDP, false)] {
+        let mut node = Node::new(&[VIP], &BACKENDS[..2], protocol);
+        node.must_masquerade = true;
+        let client = Client::new(&node, CLIENT, VIP, true);
+        let (_, backend) = client.connect();
+        for _ in 0..50 {
+            assert_eq!(client.send(ACK).expect("a backend").1, backend);
+        }
+
+        let index = BACKENDS
+            .iter()
+            .position(|text| endpoint(text) == backend)
+            .expect("one of them");
+        let node = node.without_backend(index);
+        let client = Client::new(&node, CLIENT, VIP, true);
+
+        let ends = client.send(ACK).expect("a backend");
+        assert_eq!(ends.1 == backend, keeps, "{protocol}");
+        assert_eq!(node.entries(), 3, "those of the old backend have ended");
+        client.expect_reply(ends, ACK);
+        assert_eq!(client.send(ACK), Ok(ends));
+    }
+}
+
+#[test]
+fn a_flow_ends_after_the_timeout_of_its_phase() {
+    let timeouts = Timeouts::DEFAULT;
+    // For each case: the packets of the client and of the backend, and the timeout.
+    let cases: [(_, &[u8], &[u8], _); 5] = [
+        (Protocol::TCP, &[SYN], &[], timeouts.half_open),
+        (Protocol::TCP, &[SYN, ACK], &[ACK], timeouts.established),
+        (
+            Protocol::TCP,
+            &[SYN, ACK, FIN],
+            &[ACK],
+            timeouts.half_closed,
+        ),
+        (Protocol::UDP, &[0], &[], timeouts.unanswered),
+        (Protocol::UDP, &[0], &[0], timeouts.answered),
+    ];
+    for (protocol, sent, received, timeout) in cases {
+        for (idle, is_kept) in [(timeout, true), (timeout + 1, false)] {
+            let node = Node::new(&[VIP], &BACKENDS[..1], protocol);
+            let client = Client::new(&node, CLIENT, VIP, true);
+            let mut last = Ok((client.at, client.frontend));
+            for flags in sent {
+                last = client.send(*flags);
+            }
+            for flags in received {
+                client.expect_reply(last.expect("translated"), *flags);
+            }
+            let before = *node.flow(&dialled(&client)).expect("an entry");
+            node.wait(idle);
+
+            client
+                .send(if protocol.is_tcp() { ACK } else { 0 })
+                .expect("passes, or a backend");
+
+            let entry = node.flow(&dialled(&client)).expect("an entry");
+            let is_new = entry.seen == Seen::NOTHING && before.last_used < entry.last_used;
+            let was_used = entry.last_used == node.now.get();
+            let expected = if protocol.is_tcp() {
+                (false, is_kept)
+            } else {
+                (!is_kept, true)
+            };
+            let is_new = is_new && !is_kept;
+            assert_eq!(
+                (is_new, was_used),
+                expected,
+                "{protocol} {sent:?} after {idle} s"
+            );
+        }
+    }
+}
+
+fn dialled(client: &Client<'_>) -> FlowKey {
+    FlowKey::arriving(client.at, client.frontend, client.protocol)
+}
+
+#[test]
+fn replies_keep_a_flow_alive_although_the_client_is_silent() {
+    let node = Node::new(&[VIP], &BACKENDS, Protocol::UDP);
+    for port in 1..10 {
+        let at = format!("203.0.113.9:{port}");
+        let client = Client::new(&node, &at, VIP, true);
+        let ends = client.send(0).expect("a backend");
+        for _ in 0..3 {
+            node.wait(Timeouts::DEFAULT.answered - 1);
+            client.expect_reply(ends, 0);
+        }
+
+        assert_eq!(client.send(0), Ok(ends));
+    }
+}
+
+#[test]
+fn an_expired_flow_takes_no_port_from_another() {
+    const OTHER: &str = "198.51.100.2:80";
+    for must_masquerade in [false, true] {
+        let mut node = Node::new(&[VIP, OTHER], &BACKENDS[..1], Protocol::TCP);
+        node.must_masquerade = must_masquerade;
+        let first = Client::new(&node, CLIENT, VIP, true).connect();
+        node.wait(Timeouts::DEFAULT.established + 1);
+
+        let next = Client::new(&node, CLIENT, OTHER, true).connect();
+
+        assert_eq!(next, first, "its own port");
+    }
+}
+
+#[test]
+fn a_syn_begins_another_connection_only_if_the_last_one_has_ended() {
+    // For each case: the packets after the handshake, as those of the client and of the backend.
+    let cases: [(&[u8], &[u8], bool); 6] = [
+        (&[], &[], false),
+        (&[FIN], &[], true),
+        (&[], &[FIN], true),
+        (&[FIN], &[FIN], true),
+        (&[RST], &[], true),
+        (&[], &[RST], true),
+    ];
+    for (sent, received, is_new) in cases {
+        for must_masquerade in [false, true] {
+            let mut node = Node::new(&[VIP], &BACKENDS, Protocol::TCP);
+            node.must_masquerade = must_masquerade;
+            let client = Client::new(&node, CLIENT, VIP, true);
+            let mut backends = Vec::new();
+            for _ in 0..20 {
+                let ends = client.connect();
+                for flags in sent {
+                    assert_eq!(client.send(*flags), Ok(ends));
+                }
+                for flags in received {
+                    client.expect_reply(ends, *flags);
+                }
+                backends.push(ends.1);
+            }
+            backends.dedup();
+            // The choice is random.
+            assert_eq!(backends.len() > 1, is_new, "{sent:?} {received:?}");
+        }
+    }
+}
+
+#[test]
+fn in_a_full_map_new_flows_are_refused_and_existing_ones_go_on() {
+    let node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    node.capacity.set(5);
+    let clients = [1, 2, 3].map(|host| {
+        let at = format!("203.0.113.{host}:40000");
+        Client::new(&node, &at, VIP, true)
+    });
+    let ends = [0, 1].map(|at| clients[at].connect());
+
+    assert_eq!(clients[2].send(SYN), Err(Refused::FlowsFull));
+    for (client, ends) in clients.iter().zip(ends) {
+        assert_eq!(client.send(ACK), Ok(ends));
+        client.expect_reply(ends, ACK);
+    }
+    // The flow that was refused holds no entry, but for one that has ended.
+    clients[0].send(RST).expect("open");
+    node.wait(Timeouts::DEFAULT.closed + 1);
+    clients[2].connect();
+    assert_eq!(clients[1].send(ACK), Ok(ends[1]));
+}
+
+/// A step of a random sequence.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A client connects to a frontend.
+    Connect(usize, usize),
+    /// A client and its backend exchange packets.
+    Exchange(usize, usize),
+    /// A client resets its connection.
+    Reset(usize, usize),
+    /// Nothing happens for some seconds.
+    Wait(u32),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let pair = || (0..4_usize, 0..2_usize);
+    prop_oneof![
+        3 => pair().prop_map(|(client, frontend)| Step::Connect(client, frontend)),
+        4 => pair().prop_map(|(client, frontend)| Step::Exchange(client, frontend)),
+        1 => pair().prop_map(|(client, frontend)| Step::Reset(client, frontend)),
+        1 => (0..200_u32).prop_map(Step::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_two_connections_are_one_to_a_backend_and_each_gets_its_own_replies(
+        steps in vec(any_step(), 1..80),
+        must_masquerade: bool,
+        is_remote: bool,
+        capacity in 4..30_usize,
+    ) {
+        const FRONTENDS: [&str; 2] = [VIP, "198.51.100.2:80"];
+        let mut node = Node::new(&FRONTENDS, &BACKENDS[..2], Protocol::TCP);
+        node.must_masquerade = must_masquerade;
+        node.capacity.set(capacity);
+        // All clients use one port, and two of them have one address.
+        let addresses = ["203.0.113.1:7", "203.0.113.2:7", "203.0.113.3:7", "203.0.113.1:8"];
+        let client = |at: usize, frontend: usize| {
+            Client::new(&node, addresses[at], FRONTENDS[frontend], is_remote)
+        };
+        let mut open: BTreeMap<(usize, usize), Ends> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Connect(at, frontend) => {
+                    let client = client(at, frontend);
+                    let before = node.entries();
+                    match client.send(SYN) {
+                        Ok(ends) => {
+                            prop_assert_eq!(open.get(&(at, frontend)).unwrap_or(&ends), &ends);
+                            open.insert((at, frontend), ends);
+                            let others = open.iter().filter(|(key, _)| **key != (at, frontend));
+                            for (other, seen) in others {
+                                prop_assert_ne!(seen, &ends, "{:?}", other);
+                            }
+                            client.expect_reply(ends, SYN | ACK);
+                            prop_assert_eq!(client.send(ACK), Ok(ends));
+                        }
+                        Err(refused) => {
+                            prop_assert_eq!(refused, Refused::FlowsFull);
+                            prop_assert!(node.entries() <= before, "a flow has all entries or none");
+                            prop_assert!(!open.contains_key(&(at, frontend)));
+                        }
+                    }
+                }
+                Step::Exchange(at, frontend) => {
+                    if let Some(ends) = open.get(&(at, frontend)) {
+                        let client = client(at, frontend);
+                        prop_assert_eq!(client.send(ACK), Ok(*ends));
+                        client.expect_reply(*ends, ACK);
+                    }
+                }
+                Step::Reset(at, frontend) => {
+                    if open.remove(&(at, frontend)).is_some() {
+                        client(at, frontend).send(RST).expect("open");
+                    }
+                }
+                Step::Wait(seconds) => node.wait(seconds),
+            }
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! A node in memory, and a client outside that sends packets through it.
+
+use core::{
+    cell::{Cell, RefCell},
+    net::IpAddr,
+};
+use std::collections::BTreeMap;
+
+use super::super::*;
+use crate::{
+    addr::Protocol,
+    affinity::{Affinity, AffinityKey},
+    decide::{ClientScalars, Identity},
+    packet::{Family, TcpFlags},
+    service::{Algorithm, Backend, BackendState, IndexRange, InlineBackend, Slot, SourceRange},
+};
+
+pub(super) const SYN: u8 = 0x02;
+pub(super) const ACK: u8 = 0x10;
+pub(super) const FIN: u8 = 0x11;
+pub(super) const RST: u8 = 0x04;
+
+pub(super) fn endpoint(text: &str) -> Endpoint {
+    let (ip, port) = text.rsplit_once(':').expect("an address and a port");
+    let ip: IpAddr = ip.trim_matches(['[', ']']).parse().expect("an address");
+    Endpoint::new(
+        Address::from_ip(ip),
+        Port::from_host(port.parse().expect("a port")),
+    )
+}
+
+pub(super) fn text_of(endpoint: Endpoint) -> String {
+    format!("{}:{}", endpoint.address.to_ip(), endpoint.port.to_host())
+}
+
+/// A node with frontends, whose backends are on other nodes or on this one.
+pub(super) struct Node {
+    pub(super) frontends: Vec<Frontend>,
+    backends: RefCell<Vec<&'static Backend>>,
+    flows: RefCell<BTreeMap<Vec<u8>, &'static Flow>>,
+    /// The maximum number of entries.
+    pub(super) capacity: Cell<usize>,
+    /// The ports of the node that are in use by sockets.
+    pub(super) taken: RefCell<Vec<u16>>,
+    pub(super) must_masquerade: bool,
+    pub(super) now: Cell<u32>,
+    numbers: Cell<u32>,
+}
+
+/// The address of the node on the link to other nodes.
+pub(super) const NODE: &str = "192.0.2.10";
+
+impl Node {
+    /// Creates a node with a frontend for each address. All of them have the same backends, on port 8080.
+    pub(super) fn new(frontends: &[&str], backends: &[&str], protocol: Protocol) -> Self {
+        let slots = u32::try_from(backends.len()).expect("few");
+        let frontends = (1..).zip(frontends).map(|(service, text)| {
+            let at = endpoint(text);
+            Frontend {
+                key: FrontendKey::new(at.address, at.port, protocol),
+                service,
+                cluster: IndexRange::default(),
+                algorithm: Algorithm::RANDOM,
+                flags: Frontend::PACKETS_LOCAL,
+                reserved: 0,
+                inline_backends: [InlineBackend::NONE; 3],
+                local: IndexRange {
+                    base: 0,
+                    len: slots,
+                },
+                affinity_timeout: 0,
+                source_ranges: IndexRange::default(),
+            }
+        });
+        let node = Self {
+            frontends: frontends.collect(),
+            backends: RefCell::default(),
+            flows: RefCell::default(),
+            capacity: Cell::new(1000),
+            taken: RefCell::default(),
+            must_masquerade: false,
+            now: Cell::new(1000),
+            numbers: Cell::new(1),
+        };
+        for text in backends {
+            let at = endpoint(text);
+            node.backends.borrow_mut().push(Box::leak(Box::new(Backend {
+                address: at.address,
+                port: at.port,
+                protocol,
+                flags: 0,
+                service: 1,
+                state: BackendState::default().next_generation(),
+                sets: crate::service::Membership::CLUSTER,
+            })));
+        }
+        node
+    }
+
+    pub(super) fn wait(&self, seconds: u32) {
+        self.now.set(self.now.get() + seconds);
+    }
+
+    /// Removes one of two backends.
+    pub(super) fn without_backend(mut self, index: usize) -> Self {
+        let mut backends = self.backends.borrow_mut();
+        backends[index] = Box::leak(Box::new(Backend {
+            state: backends[index].state.removed(),
+            ..*backends[index]
+        }));
+        drop(backends);
+        for frontend in &mut self.frontends {
+            frontend.local = IndexRange {
+                base: u32::from(index == 0),
+                len: 1,
+            };
+        }
+        self
+    }
+
+    /// Returns the number of entries that have not ended.
+    pub(super) fn entries(&self) -> usize {
+        let flows = self.flows.borrow();
+        let live = flows.values().filter(|flow| flow.flags & Flow::ENDED == 0);
+        live.count()
+    }
+
+    fn update(&self, flow: &Flow, change: impl FnOnce(&mut Flow)) {
+        let mut flows = self.flows.borrow_mut();
+        if let Some(stored) = flows.get_mut(&key_bytes(&flow.key())) {
+            let mut changed = **stored;
+            change(&mut changed);
+            *stored = Box::leak(Box::new(changed));
+        }
+    }
+}
+
+fn key_bytes(key: &FlowKey) -> Vec<u8> {
+    zerocopy::IntoBytes::as_bytes(key).to_vec()
+}
+
+impl decide::Maps for Node {
+    fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
+        let position = self.frontends.iter().position(|it| it.key == *key)?;
+        u32::try_from(position).ok()
+    }
+
+    fn frontend(&self, index: u32) -> Option<&Frontend> {
+        self.frontends.get(index as usize)
+    }
+
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        const SLOTS: [Slot; 4] = [slot(0), slot(1), slot(2), slot(3)];
+        const fn slot(backend: u32) -> Slot {
+            Slot { backend, share: 1 }
+        }
+        const { &SLOTS }.get(index as usize)
+    }
+
+    fn source_range(&self, _: u32) -> Option<&SourceRange> {
+        None
+    }
+
+    fn backend(&self, index: u32) -> Option<&Backend> {
+        self.backends.borrow().get(index as usize).copied()
+    }
+
+    fn affinity(&self, _: &AffinityKey) -> Option<&Affinity> {
+        None
+    }
+
+    fn insert_affinity(&self, _: &Affinity, _: bool) -> bool {
+        false
+    }
+
+    fn open_connections(&self, _: u32) -> u64 {
+        0
+    }
+
+    fn next_round_robin(&self, _: u32) -> Option<u32> {
+        None
+    }
+
+    fn random(&self) -> u32 {
+        self.numbers.set(
+            self.numbers
+                .get()
+                .wrapping_mul(1_664_525)
+                .wrapping_add(1_013_904_223),
+        );
+        self.numbers.get() >> 8
+    }
+
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+impl Flows for Node {
+    fn flow(&self, key: &FlowKey) -> Option<&Flow> {
+        self.flows.borrow().get(&key_bytes(key)).copied()
+    }
+
+    fn insert_flow(&self, flow: &Flow, is_new: bool) -> Result<(), NotInserted> {
+        let mut flows = self.flows.borrow_mut();
+        let key = key_bytes(&flow.key());
+        let exists = flows.contains_key(&key);
+        if exists && is_new {
+            return Err(NotInserted::Exists);
+        }
+        if !exists && flows.len() >= self.capacity.get() {
+            return Err(NotInserted::Full);
+        }
+        flows.insert(key, Box::leak(Box::new(*flow)));
+        Ok(())
+    }
+
+    fn touch_flow(&self, flow: &Flow, seen: Seen, now: u32) {
+        self.update(flow, |it| {
+            (it.seen, it.last_used) = (it.seen.union(seen), now)
+        });
+    }
+
+    fn end_flow(&self, flow: &Flow) {
+        self.update(flow, |it| it.flags |= Flow::ENDED);
+    }
+
+    fn make_room(&self) -> bool {
+        let mut flows = self.flows.borrow_mut();
+        let before = flows.len();
+        flows.retain(|_, flow| {
+            flow.flags & Flow::ENDED == 0 && !flow.is_expired(&Timeouts::DEFAULT, self.now.get())
+        });
+        flows.len() < before
+    }
+
+    fn seconds(&self) -> u32 {
+        self.now.get()
+    }
+
+    fn timeouts(&self) -> Timeouts {
+        Timeouts::DEFAULT
+    }
+
+    fn must_masquerade(&self, _: &Frontend, _: Endpoint, _: Endpoint) -> bool {
+        self.must_masquerade
+    }
+
+    fn random_port(&self) -> Port {
+        let number = u16::try_from(decide::Maps::random(self) % 64).expect("small");
+        Port::from_host(1024 + number)
+    }
+
+    fn is_free(&self, own: Endpoint, _: Endpoint) -> bool {
+        !self.taken.borrow().contains(&own.port.to_host())
+    }
+}
+
+/// A packet's sender, identified by its address.
+struct Sender(Address);
+
+impl ClientContext for Sender {
+    fn client(&self, _: bool) -> Identity {
+        Identity {
+            client: ClientScalars::new(&crate::affinity::Client::of_address(self.0)),
+            is_by_source: true,
+        }
+    }
+
+    fn is_bound_to_loopback(&self, _: bool) -> bool {
+        false
+    }
+
+    fn is_known_host(&self) -> bool {
+        false
+    }
+}
+
+/// The ends of a packet.
+pub(super) type Ends = (Endpoint, Endpoint);
+
+pub(super) fn packet((source, destination): Ends, protocol: Protocol, flags: u8) -> Packet {
+    Packet {
+        family: if source.address.is_v4() {
+            Family::V4
+        } else {
+            Family::V6
+        },
+        source: source.address,
+        destination: destination.address,
+        source_port: source.port,
+        destination_port: destination.port,
+        protocol,
+        flags: TcpFlags::from_byte(flags),
+        transport_offset: 20,
+    }
+}
+
+/// Sends a packet through tc ingress, and returns its ends afterwards.
+pub(super) fn through_ingress(
+    node: &Node,
+    ends: Ends,
+    protocol: Protocol,
+    flags: u8,
+) -> Result<Ends, Refused> {
+    match arrive(
+        node,
+        &Sender(ends.0.address),
+        &packet(ends, protocol, flags),
+    ) {
+        Arrival::Pass => Ok(ends),
+        Arrival::Translate {
+            destination,
+            source_port,
+            ..
+        } => Ok((ends.0.with_port(source_port), destination)),
+        Arrival::Refuse(refused) => Err(refused),
+    }
+}
+
+/// Sends a packet through tc egress, and returns its ends afterwards.
+pub(super) fn through_egress(
+    node: &Node,
+    ends: Ends,
+    protocol: Protocol,
+    flags: u8,
+) -> Result<Ends, Refused> {
+    let own = endpoint(&format!("{NODE}:0")).address;
+    match leave(node, &packet(ends, protocol, flags), Some(own)) {
+        Departure::Pass => Ok(ends),
+        Departure::Translate {
+            source,
+            destination_port,
+        } => Ok((source, ends.1.with_port(destination_port))),
+        Departure::Drop(refused) => Err(refused),
+    }
+}
+
+/// A client outside, and the protocol that it speaks.
+pub(super) struct Client<'a> {
+    node: &'a Node,
+    pub(super) at: Endpoint,
+    pub(super) frontend: Endpoint,
+    pub(super) protocol: Protocol,
+    /// True if the backends are on another node.
+    is_remote: bool,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn new(node: &'a Node, at: &str, frontend: &str, is_remote: bool) -> Self {
+        Self {
+            node,
+            at: endpoint(at),
+            frontend: endpoint(frontend),
+            protocol: node.frontends[0].key.protocol,
+            is_remote,
+        }
+    }
+
+    /// Sends a packet to the frontend, and returns its ends when it reaches the backend.
+    pub(super) fn send(&self, flags: u8) -> Result<Ends, Refused> {
+        let ends = (self.at, self.frontend);
+        let ends = through_ingress(self.node, ends, self.protocol, flags)?;
+        if self.is_remote {
+            through_egress(self.node, ends, self.protocol, flags)
+        } else {
+            Ok(ends)
+        }
+    }
+
+    /// Sends a reply to a packet that has reached the backend, and checks that it reaches the client from the frontend.
+    pub(super) fn expect_reply(&self, (seen_client, backend): Ends, flags: u8) {
+        let ends = (backend, seen_client);
+        let ends = if self.is_remote {
+            through_ingress(self.node, ends, self.protocol, flags).expect("a reply")
+        } else {
+            ends
+        };
+        let ends = through_egress(self.node, ends, self.protocol, flags).expect("a reply");
+        assert_eq!(
+            [ends.0, ends.1].map(text_of),
+            [self.frontend, self.at].map(text_of)
+        );
+    }
+
+    /// Exchanges the packets of a handshake, and returns the client and the backend as they see each other.
+    pub(super) fn connect(&self) -> Ends {
+        let ends = self.send(SYN).expect("a backend");
+        self.expect_reply(ends, SYN | ACK);
+        assert_eq!(self.send(ACK), Ok(ends));
+        ends
+    }
+}

@@ -6,6 +6,8 @@
 
 use core::mem::size_of;
 
+use zerocopy::FromBytes as _;
+
 use crate::addr::{Address, Port, Protocol};
 
 /// The maximum number of IPv6 extension headers before the transport header. The bound is needed by the verifier, and
@@ -17,6 +19,15 @@ pub trait PacketBytes {
     /// Reads words at an offset from the network header, in network byte order. Returns `None` if the packet is too
     /// short.
     fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]>;
+}
+
+/// A packet in memory, which begins with its network header.
+impl PacketBytes for &[u8] {
+    fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
+        let bytes = self.get(usize::try_from(offset).ok()?..)?;
+        let (words, _) = <[u32; WORDS]>::read_from_prefix(bytes).ok()?;
+        Some(words)
+    }
 }
 
 /// The IP version of a packet.

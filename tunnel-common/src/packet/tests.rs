@@ -4,21 +4,6 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// A packet that begins with its network header.
-pub(crate) struct Slice<'a>(pub(crate) &'a [u8]);
-
-impl PacketBytes for Slice<'_> {
-    fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
-        let start = usize::try_from(offset).ok()?;
-        let bytes = self.0.get(start..start + WORDS * 4)?;
-        let mut words = [0; WORDS];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(4)) {
-            *word = u32::from_ne_bytes(chunk.try_into().expect("four bytes"));
-        }
-        Some(words)
-    }
-}
-
 /// The content of a packet to build.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
@@ -149,7 +134,7 @@ pub(crate) fn any_content() -> impl Strategy<Value = Content> {
 }
 
 fn read_bytes(bytes: &[u8], family: Family) -> Result<Packet, Unread> {
-    read(&Slice(bytes), family)
+    read(&bytes, family)
 }
 
 proptest! {

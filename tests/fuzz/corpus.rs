@@ -68,3 +68,8 @@ fn headers_of_tunnel_streams_are_parsed_without_a_panic() -> Result<()> {
         true
     })
 }
+
+#[test]
+fn a_packet_that_is_read_has_complete_headers_and_addresses_that_are_forwarded() -> Result<()> {
+    check_seeds("packet", fuzz::packet)
+}

@@ -6,6 +6,8 @@
 
 use core::mem::size_of;
 
+use zerocopy::FromBytes as _;
+
 use crate::addr::{Address, Port, Protocol};
 
 /// The maximum number of IPv6 extension headers before the transport header. The bound is needed by the verifier, and
@@ -17,6 +19,15 @@ pub trait PacketBytes {
     /// Reads words at an offset from the network header, in network byte order. Returns `None` if the packet is too
     /// short.
     fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]>;
+}
+
+/// A packet in memory, which begins with its network header.
+impl PacketBytes for &[u8] {
+    fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
+        let bytes = self.get(usize::try_from(offset).ok()?..)?;
+        let (words, _) = <[u32; WORDS]>::read_from_prefix(bytes).ok()?;
+        Some(words)
+    }
 }
 
 /// The IP version of a packet.
@@ -195,12 +206,20 @@ fn read_v6(bytes: &impl PacketBytes) -> Result<Packet, Unread> {
         return Err(Unread::NotForwarded);
     }
     check_addresses(source, destination)?;
-    let (protocol, offset) = skip_extension_headers(bytes, (u32::from_be(second) >> 8) & 0xff)?;
+    let second = u32::from_be(second);
+    let (protocol, offset) = skip_extension_headers(bytes, (second >> 8) & 0xff)?;
+    let packet = read_transport(bytes, protocol, offset)?;
+    // Bytes behind the payload are padding of the link layer. As in IPv4, packets longer than 64 KiB have length 0.
+    let payload = second >> 16;
+    let least = offset - HEADER_V6 + transport_header(packet.protocol);
+    if payload != 0 && payload < least {
+        return Err(Unread::Malformed);
+    }
     Ok(Packet {
         family: Family::V6,
         source,
         destination,
-        ..read_transport(bytes, protocol, offset)?
+        ..packet
     })
 }
 
@@ -252,7 +271,12 @@ fn read_transport(bytes: &impl PacketBytes, protocol: u32, offset: u32) -> Resul
             (ports, Protocol::TCP, TcpFlags::from_byte(flags))
         }
         UDP => {
-            let [ports, _] = bytes.words::<2>(offset).ok_or(Unread::Malformed)?;
+            let [ports, length] = bytes.words::<2>(offset).ok_or(Unread::Malformed)?;
+            // 0 is the length of a datagram of more than 64 KiB (RFC 2675 section 4).
+            let length = u32::from_be(length) >> 16;
+            if length != 0 && length < HEADER_UDP {
+                return Err(Unread::Malformed);
+            }
             (ports, Protocol::UDP, TcpFlags::default())
         }
         _ => return Err(Unread::OtherProtocol),

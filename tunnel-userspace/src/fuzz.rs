@@ -1,6 +1,11 @@
 //! Entry points for the fuzz targets (`tests/fuzz`): parsers for untrusted bytes, which must not panic on any
 //! input.
 
+use tunnel_common::{
+    addr::Protocol,
+    packet::{self, Family, Unread, is_forwarded},
+};
+
 use crate::{
     bpf::search_btf, config::Config, net::messages_in, source::file::cache_changes_nothing,
     tunnel::parse_messages,
@@ -41,4 +46,33 @@ pub fn btf(bytes: &[u8]) {
 /// the responses that refuse them.
 pub fn tunnel_messages(bytes: &[u8]) {
     parse_messages(bytes);
+}
+
+/// Reads the headers of a packet, which follows one byte: if it is even, the packet is IPv4. Returns false if the
+/// result has addresses of the other version or addresses that are never forwarded, or if it depends on bytes behind
+/// the transport header.
+#[must_use]
+pub fn packet(bytes: &[u8]) -> bool {
+    let Some((selector, bytes)) = bytes.split_first() else {
+        return true;
+    };
+    let is_v4 = selector % 2 == 0;
+    let family = if is_v4 { Family::V4 } else { Family::V6 };
+    let Ok(read) = packet::read(&bytes, family) else {
+        return true;
+    };
+    let header = if read.protocol == Protocol::TCP {
+        20
+    } else {
+        8
+    };
+    let end = usize::try_from(read.transport_offset).map_or(usize::MAX, |offset| offset + header);
+    let headers_alone = bytes.get(..end).map(|it| packet::read(&it, family));
+    let is_complete = headers_alone == Some(Ok(read));
+    let cut = bytes.get(..end - 1).map(|it| packet::read(&it, family));
+    let is_refused_if_cut = cut == Some(Err(Unread::Malformed));
+    let has_valid_addresses = [read.source, read.destination]
+        .iter()
+        .all(|address| address.is_v4() == is_v4 && is_forwarded(*address));
+    is_complete && is_refused_if_cut && has_valid_addresses
 }

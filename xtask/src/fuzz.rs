@@ -72,15 +72,18 @@ enum Parser {
     Btf,
     /// HTTP/2 headers of tunnel streams.
     TunnelMessages,
+    /// The headers of packets.
+    Packet,
 }
 
 impl Parser {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Manifests,
         Self::KubeProxy,
         Self::SockDiag,
         Self::Btf,
         Self::TunnelMessages,
+        Self::Packet,
     ];
 
     const fn name(self) -> &'static str {
@@ -90,6 +93,7 @@ impl Parser {
             Self::SockDiag => "sock_diag",
             Self::Btf => "btf",
             Self::TunnelMessages => "tunnel_messages",
+            Self::Packet => "packet",
         }
     }
 }

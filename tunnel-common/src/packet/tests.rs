@@ -4,21 +4,6 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// A packet that begins with its network header.
-pub(crate) struct Slice<'a>(pub(crate) &'a [u8]);
-
-impl PacketBytes for Slice<'_> {
-    fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
-        let start = usize::try_from(offset).ok()?;
-        let bytes = self.0.get(start..start + WORDS * 4)?;
-        let mut words = [0; WORDS];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(4)) {
-            *word = u32::from_ne_bytes(chunk.try_into().expect("four bytes"));
-        }
-        Some(words)
-    }
-}
-
 /// The content of a packet to build.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
@@ -149,7 +134,7 @@ pub(crate) fn any_content() -> impl Strategy<Value = Content> {
 }
 
 fn read_bytes(bytes: &[u8], family: Family) -> Result<Packet, Unread> {
-    read(&Slice(bytes), family)
+    read(&bytes, family)
 }
 
 proptest! {
@@ -259,6 +244,7 @@ fn fragments_and_other_protocols_are_distinguished_from_malformed_packets() {
     // A fragment header has 8 bytes, whatever its length field contains.
     let fragment = |field: [u8; 2]| {
         let mut bytes = content(false, Protocol::UDP).bytes();
+        bytes[5] += 8;
         bytes[6] = 44;
         bytes.splice(40..40, [17, 9, field[0], field[1], 0, 0, 0, 1]);
         read_bytes(&bytes, Family::V6)
@@ -267,6 +253,23 @@ fn fragments_and_other_protocols_are_distinguished_from_malformed_packets() {
     assert_eq!(fragment([0, 8]), Err(Unread::Fragment), "an offset");
     let whole = fragment([0, 0]).expect("the only fragment");
     assert_eq!(whole.transport_offset, 48);
+}
+
+#[test]
+fn lengths_that_end_before_the_headers_are_malformed_except_for_zero() {
+    let v6 = content(false, Protocol::UDP);
+    assert_eq!(
+        changed(&v6, |it| it[5] = 7),
+        Err(Unread::Malformed),
+        "a short payload length"
+    );
+    changed(&v6, |it| it[4..6].fill(0)).expect("more than 64 KiB");
+    assert_eq!(
+        changed(&v6, |it| it[45] = 7),
+        Err(Unread::Malformed),
+        "a short UDP length"
+    );
+    changed(&v6, |it| it[44..46].fill(0)).expect("more than 64 KiB of UDP");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::packet::{
     self,
-    tests::{Content, Slice, any_content, content},
+    tests::{Content, any_content, content},
 };
 
 /// A packet in memory, which changes as the kernel's helpers change it (`bpf_l3_csum_replace`, `bpf_l4_csum_replace` and
@@ -122,7 +122,7 @@ fn finished(content: &Content, has_udp_checksum: bool) -> Vec<u8> {
 /// Replaces one end of a packet, and compares the result with a packet that is built with that end.
 fn expect_replaced(content: &Content, end: End, to: (IpAddr, u16), has_udp_checksum: bool) {
     let mut bytes = finished(content, has_udp_checksum);
-    let packet = packet::read(&Slice(&bytes), content.family()).expect("a packet");
+    let packet = packet::read(&bytes.as_slice(), content.family()).expect("a packet");
     let address = Address::from_ip(to.0);
     let port = Port::from_host(to.1);
 
@@ -201,7 +201,7 @@ fn a_million_changes_one_after_the_other_leave_correct_checksums() {
             let mut current = content(is_v4, protocol);
             let mut bytes = finished(&current, true);
             for number in 0..250_000 {
-                let packet = packet::read(&Slice(&bytes), current.family()).expect("a packet");
+                let packet = packet::read(&bytes.as_slice(), current.family()).expect("a packet");
                 let to = (numbers.address(is_v4), numbers.port());
                 let end = if number % 2 == 0 {
                     End::Source

@@ -5,6 +5,7 @@ pub mod ca;
 mod certificate;
 mod deny_list;
 mod deny_verifier;
+mod file_poll;
 mod file_problem;
 mod node_name;
 mod peer;

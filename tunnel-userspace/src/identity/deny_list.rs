@@ -10,19 +10,13 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::{
-    sync::watch,
-    task::spawn_blocking,
-    time::{MissedTickBehavior, interval},
-};
-use tracing::{error, info, warn};
+use tokio::sync::watch;
+use tracing::{error, info};
 
 use super::{
-    FileError, FileProblem, Peer, SerialNumber, check_node_name,
+    FileError, FileProblem, Peer, SerialNumber, check_node_name, file_poll,
     pem_files::{self, file_error},
 };
-use crate::drain;
-
 /// The interval between checks of the file. A change takes effect once two successive checks have found the same
 /// contents, so that a file that is being written is not used.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -200,26 +194,17 @@ impl DenyListStore {
     }
 
     /// Checks the file every second until the drain begins.
-    pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut poll = interval(CHECK_INTERVAL);
-        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        poll.reset();
-        loop {
-            let check = async {
-                poll.tick().await;
-                let path = self.path.clone();
-                spawn_blocking(move || read(&path)).await
-            };
-            let found = tokio::select! {
-                biased;
-                () = drain::begun(&mut draining) => break,
-                found = check => found,
-            };
-            match found {
-                Ok(found) => self.handle_check(found),
-                Err(error) => warn!(%error, "cannot check the deny list"),
-            }
-        }
+    pub async fn run(mut self, draining: watch::Receiver<bool>) {
+        let path = self.path.clone();
+        let handle = |found| self.handle_check(found);
+        file_poll::poll(
+            "the deny list",
+            CHECK_INTERVAL,
+            move || read(&path),
+            handle,
+            draining,
+        )
+        .await;
     }
 
     /// Handles the result of a check: publishes the list, or reports the error, if the previous check has found the

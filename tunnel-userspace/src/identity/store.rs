@@ -6,19 +6,13 @@ use std::{future, sync::Arc, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
-use tokio::{
-    sync::watch,
-    task::spawn_blocking,
-    time::{MissedTickBehavior, interval, sleep},
-};
+use tokio::{sync::watch, time::sleep};
 use tracing::{error, info, warn};
 
 use super::{
-    FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate,
+    FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate, file_poll,
     pem_files::FileContents,
 };
-use crate::drain;
-
 /// The interval between checks of the files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -169,26 +163,17 @@ impl CertificateStore {
     }
 
     /// Checks the files every two seconds until the drain begins.
-    pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut poll = interval(CHECK_INTERVAL);
-        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        poll.reset();
-        loop {
-            let check = async {
-                poll.tick().await;
-                let files = self.files.clone();
-                spawn_blocking(move || FileContents::read(&files)).await
-            };
-            let found = tokio::select! {
-                biased;
-                () = drain::begun(&mut draining) => break,
-                found = check => found,
-            };
-            match found {
-                Ok(found) => self.handle_check(found, Timestamp::now()),
-                Err(error) => warn!(%error, "cannot check the certificate files"),
-            }
-        }
+    pub async fn run(mut self, draining: watch::Receiver<bool>) {
+        let files = self.files.clone();
+        let handle = |found| self.handle_check(found, Timestamp::now());
+        file_poll::poll(
+            "the certificate files",
+            CHECK_INTERVAL,
+            move || FileContents::read(&files),
+            handle,
+            draining,
+        )
+        .await;
     }
 
     /// Handles the result of a check. Invalid files may be in the middle of being replaced, so they are

@@ -8,9 +8,9 @@
 //! | [`Role::FORWARDED`] | client → backend, and backend → client | tc egress |
 //! | [`Role::MASQUERADED`] | backend → the node's address | tc ingress |
 //!
-//! Every entry contains all addresses and ports of the flow, and none that a layout of the service maps makes anew, so
-//! that flows outlive them. The key follows from the value, so a reader that finds a value of another flow, since the
-//! kernel reuses elements at once, notices it.
+//! Every entry contains all addresses and ports of the flow, so that flows outlive the service maps. The index of the
+//! backend only shows whether the backend still serves. The key follows from the value, so a reader that finds a value
+//! of another flow, since the kernel reuses elements at once, notices it.
 
 use core::mem::{offset_of, size_of};
 

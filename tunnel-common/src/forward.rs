@@ -363,7 +363,7 @@ pub fn leave<T: Flows>(maps: &T, packet: &Packet, own: Option<Address>) -> Depar
             destination_port: destination.port,
         },
         Err(refused) => {
-            // The client's next packet begins anew.
+            // The client's next packet begins another flow.
             if let Some(dialled) = find(maps, &flow.with_role(Role::DIALLED).key()) {
                 maps.end_flow(dialled);
             }

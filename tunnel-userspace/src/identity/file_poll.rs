@@ -16,8 +16,8 @@ use crate::drain;
 pub(super) async fn poll<T: Send + 'static>(
     what: &'static str,
     every: Duration,
-    read: impl Fn() -> T + Clone + Send + 'static,
-    mut handle: impl FnMut(T),
+    read: impl Fn() -> T + Clone + Send + Sync + 'static,
+    mut handle: impl FnMut(T) + Send,
     mut draining: watch::Receiver<bool>,
 ) {
     let mut ticks = interval(every);

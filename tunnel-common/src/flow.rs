@@ -130,7 +130,7 @@ impl Role {
     pub const MASQUERADED: Self = Self(2);
 }
 
-/// What an entry's packets have shown of a flow: a set of events.
+/// The events that the packets of an entry have shown: a set.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
@@ -311,7 +311,7 @@ pub struct Flow {
     pub protocol: Protocol,
     /// The packets by which this entry is found.
     pub role: Role,
-    /// What the packets that used this entry have shown.
+    /// The events that the packets of this entry have shown.
     pub seen: Seen,
     /// A combination of [`Flow::MUST_MASQUERADE`] and [`Flow::ENDED`].
     pub flags: u8,

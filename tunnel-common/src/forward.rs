@@ -71,7 +71,7 @@ pub trait Flows: decide::Maps {
     fn is_free(&self, own: Endpoint, backend: Endpoint) -> bool;
 }
 
-/// What becomes of a packet at tc ingress.
+/// The decision about a packet at tc ingress.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Arrival {
     /// The packet is left alone.
@@ -89,7 +89,7 @@ pub enum Arrival {
     Refuse(Refused),
 }
 
-/// What becomes of a packet at tc egress.
+/// The decision about a packet at tc egress.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Departure {
     /// The packet is left alone.

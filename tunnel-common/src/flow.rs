@@ -268,6 +268,13 @@ impl Timeouts {
         established: 86_400,
     };
 
+    /// Returns true if a flow in this phase, which was last used at a time in seconds, has ended.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_over(&self, phase: Phase, last_used: u32, now: u32) -> bool {
+        now.wrapping_sub(last_used) > self.of(phase)
+    }
+
     /// Returns the timeout of a phase.
     #[inline(always)]
     #[must_use]
@@ -336,29 +343,28 @@ impl Flow {
     #[inline(always)]
     #[must_use]
     pub fn key(&self) -> FlowKey {
-        let Self { protocol, .. } = *self;
-        if self.role == Role::DIALLED {
+        self.key_of(self.role)
+    }
+
+    /// Returns the key of the flow's entry with a role.
+    #[inline(always)]
+    #[must_use]
+    pub fn key_of(&self, role: Role) -> FlowKey {
+        let protocol = self.protocol;
+        if role == Role::DIALLED {
             FlowKey::arriving(self.client, self.frontend, protocol)
-        } else if self.role == Role::FORWARDED {
+        } else if role == Role::FORWARDED {
             FlowKey::forwarded(self.forwarded_client(), self.backend, protocol)
         } else {
             FlowKey::arriving(self.backend, self.masquerade, protocol)
         }
     }
 
-    /// Returns the flow's entry for another role.
-    #[inline(always)]
-    #[must_use]
-    pub const fn with_role(self, role: Role) -> Self {
-        Self { role, ..self }
-    }
-
     /// Returns true if no packet has used the entry for longer than its phase allows.
     #[inline(always)]
     #[must_use]
     pub const fn is_expired(&self, timeouts: &Timeouts, now: u32) -> bool {
-        let idle = now.wrapping_sub(self.last_used);
-        idle > timeouts.of(self.seen.phase(self.protocol))
+        timeouts.is_over(self.seen.phase(self.protocol), self.last_used, now)
     }
 }
 

@@ -132,13 +132,18 @@ impl Refused {
     }
 }
 
-/// Decides about a packet at tc ingress.
+/// Decides about a packet at tc ingress. `draft` is memory for the entries of a new flow, which would not fit into the stack
+/// of a kernel program.
 #[inline(always)]
-pub fn arrive<T: Flows>(maps: &T, context: &impl ClientContext, packet: &Packet) -> Arrival {
+pub fn arrive<T: Flows>(
+    maps: &T,
+    context: &impl ClientContext,
+    packet: &Packet,
+    draft: &mut Flow,
+) -> Arrival {
     let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
     let key = FlowKey::arriving(source, destination, packet.protocol);
     let now = maps.seconds();
-    let mut replaced = None;
     if let Some(flow) = find(maps, &key) {
         if flow.role == Role::MASQUERADED {
             maps.touch_flow(flow, Seen::from_backend(packet.flags), now);
@@ -156,13 +161,13 @@ pub fn arrive<T: Flows>(maps: &T, context: &impl ClientContext, packet: &Packet)
                 reason: None,
             };
         }
-        replaced = Some(*flow);
+        end_others(maps, flow);
     }
     // The packets of other connections belong to a flow that began before the programs were attached, or to nobody's.
     if packet.protocol.is_tcp() && !packet.flags.opens() {
         return Arrival::Pass;
     }
-    begin(maps, context, packet, replaced)
+    begin(maps, context, packet, draft)
 }
 
 /// Returns the entry with this key, unless it has ended.
@@ -186,28 +191,26 @@ fn may_continue<T: Flows>(maps: &T, flow: &Flow, packet: &Packet, now: u32) -> b
         return true;
     }
     // The replies use another entry, which may be more recent, and which shows whether the backend has closed.
-    let key = flow.with_role(Role::FORWARDED).key();
-    let whole = match find(maps, &key) {
-        Some(forwarded) if forwarded.client == flow.client => Flow {
-            seen: flow.seen.union(forwarded.seen),
-            last_used: forwarded.last_used.max(flow.last_used),
-            ..*flow
-        },
-        Some(_) | None => *flow,
-    };
-    let is_over = whole.is_expired(&timeouts, now);
-    let phase = whole.seen.phase(flow.protocol);
+    let (mut seen, mut last_used) = (flow.seen, flow.last_used);
+    if let Some(forwarded) = find(maps, &flow.key_of(Role::FORWARDED))
+        && forwarded.client == flow.client
+    {
+        seen = seen.union(forwarded.seen);
+        last_used = last_used.max(forwarded.last_used);
+    }
+    let phase = seen.phase(flow.protocol);
+    let is_over = timeouts.is_over(phase, last_used, now);
     let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
     !(is_over || opens && is_ending)
 }
 
-/// Begins a flow, in place of another one with the same client and frontend if there is one.
+/// Begins a flow.
 #[inline(always)]
 fn begin<T: Flows>(
     maps: &T,
     context: &impl ClientContext,
     packet: &Packet,
-    replaced: Option<Flow>,
+    flow: &mut Flow,
 ) -> Arrival {
     let key = FrontendKey::new(packet.destination, packet.destination_port, packet.protocol);
     let record = match decide::find_frontend(maps, context, &key, Traffic::Packets) {
@@ -228,7 +231,7 @@ fn begin<T: Flows>(
     } else {
         0
     };
-    let flow = Flow {
+    *flow = Flow {
         client,
         frontend: packet.destination_endpoint(),
         backend,
@@ -244,22 +247,18 @@ fn begin<T: Flows>(
         flags,
         reserved: 0,
     };
-    if let Some(old) = replaced {
-        end_others(maps, &old);
+    if let Err(refused) = insert_forwarded(maps, flow) {
+        return Arrival::Refuse(refused);
     }
-    let forwarded = match insert_forwarded(maps, flow) {
-        Ok(forwarded) => forwarded,
-        Err(refused) => return Arrival::Refuse(refused),
-    };
     // An entry with this key has ended, or is replaced.
-    let dialled = forwarded.with_role(Role::DIALLED);
-    if insert_with_room(maps, &dialled, false).is_err() {
-        maps.end_flow(&forwarded);
+    flow.role = Role::DIALLED;
+    if insert_with_room(maps, flow, false).is_err() {
+        end(maps, &flow.key_of(Role::FORWARDED));
         return Arrival::Refuse(Refused::FlowsFull);
     }
     Arrival::Translate {
-        destination: forwarded.backend,
-        source_port: forwarded.forwarded_port,
+        destination: flow.backend,
+        source_port: flow.forwarded_port,
         reason: Some(choice.reason),
     }
 }
@@ -267,36 +266,39 @@ fn begin<T: Flows>(
 /// Ends the entries of a flow other than the dialled one, which is about to be replaced.
 #[inline(always)]
 fn end_others<T: Flows>(maps: &T, dialled: &Flow) {
-    let key = dialled.with_role(Role::FORWARDED).key();
-    let Some(forwarded) = find(maps, &key) else {
+    let Some(forwarded) = find(maps, &dialled.key_of(Role::FORWARDED)) else {
         return;
     };
     if forwarded.client != dialled.client || forwarded.frontend != dialled.frontend {
         return;
     }
-    if forwarded.masquerade != Endpoint::NONE
-        && let Some(masqueraded) = find(maps, &forwarded.with_role(Role::MASQUERADED).key())
-    {
-        maps.end_flow(masqueraded);
+    if forwarded.masquerade != Endpoint::NONE {
+        end(maps, &forwarded.key_of(Role::MASQUERADED));
     }
     maps.end_flow(forwarded);
+}
+
+/// Ends the entry with this key, if there is one.
+#[inline(always)]
+fn end<T: Flows>(maps: &T, key: &FlowKey) {
+    if let Some(flow) = find(maps, key) {
+        maps.end_flow(flow);
+    }
 }
 
 /// Inserts the entry for packets between the client and the backend. If another flow has the same key, tries other
 /// ports for the client.
 #[inline(always)]
-fn insert_forwarded<T: Flows>(maps: &T, flow: Flow) -> Result<Flow, Refused> {
-    let mut flow = flow;
+fn insert_forwarded<T: Flows>(maps: &T, flow: &mut Flow) -> Result<(), Refused> {
     for _ in 0..MAX_PORT_TRIES {
-        match insert_with_room(maps, &flow, true) {
-            Ok(()) => return Ok(flow),
+        match insert_with_room(maps, flow, true) {
+            Ok(()) => return Ok(()),
             Err(NotInserted::Full) => return Err(Refused::FlowsFull),
             Err(NotInserted::Exists) => {}
         }
-        if is_unused(maps, &flow) {
+        if is_unused(maps, flow) {
             // Two flows of one client port can replace the entry at once. Only one of them then gets answers.
-            insert_with_room(maps, &flow, false).map_err(|_full| Refused::FlowsFull)?;
-            return Ok(flow);
+            return insert_with_room(maps, flow, false).map_err(|_full| Refused::FlowsFull);
         }
         flow.forwarded_port = maps.random_port();
     }
@@ -328,9 +330,14 @@ fn insert_with_room<T: Flows>(maps: &T, flow: &Flow, is_new: bool) -> Result<(),
 }
 
 /// Decides about a packet at tc egress. `own` is the address of this node that stands for clients on this link, in the
-/// packet's family.
+/// packet's family. `draft` is memory, as for [`arrive`].
 #[inline(always)]
-pub fn leave<T: Flows>(maps: &T, packet: &Packet, own: Option<Address>) -> Departure {
+pub fn leave<T: Flows>(
+    maps: &T,
+    packet: &Packet,
+    own: Option<Address>,
+    draft: &mut Flow,
+) -> Departure {
     let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
     let key = FlowKey::forwarded(source, destination, packet.protocol);
     let Some(flow) = find(maps, &key) else {
@@ -354,9 +361,10 @@ pub fn leave<T: Flows>(maps: &T, packet: &Packet, own: Option<Address>) -> Depar
             destination_port: destination.port,
         };
     }
+    *draft = *flow;
     let masqueraded = own
         .ok_or(Refused::PortsFull)
-        .and_then(|own| masquerade(maps, *flow, Endpoint::new(own, source.port)));
+        .and_then(|own| masquerade(maps, draft, Endpoint::new(own, source.port)));
     match masqueraded {
         Ok(source) => Departure::Translate {
             source,
@@ -364,9 +372,7 @@ pub fn leave<T: Flows>(maps: &T, packet: &Packet, own: Option<Address>) -> Depar
         },
         Err(refused) => {
             // The client's next packet begins another flow.
-            if let Some(dialled) = find(maps, &flow.with_role(Role::DIALLED).key()) {
-                maps.end_flow(dialled);
-            }
+            end(maps, &flow.key_of(Role::DIALLED));
             maps.end_flow(flow);
             Departure::Drop(refused)
         }
@@ -375,32 +381,28 @@ pub fn leave<T: Flows>(maps: &T, packet: &Packet, own: Option<Address>) -> Depar
 
 /// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
 #[inline(always)]
-fn masquerade<T: Flows>(maps: &T, flow: Flow, first: Endpoint) -> Result<Endpoint, Refused> {
-    let mut candidate = first;
+fn masquerade<T: Flows>(maps: &T, flow: &mut Flow, first: Endpoint) -> Result<Endpoint, Refused> {
+    flow.masquerade = first;
     for _ in 0..MAX_PORT_TRIES {
-        let forwarded = Flow {
-            masquerade: candidate,
-            ..flow
-        };
-        let entry = forwarded.with_role(Role::MASQUERADED);
-        if maps.is_free(candidate, flow.backend) {
-            let inserted = match insert_with_room(maps, &entry, true) {
-                Err(NotInserted::Exists) if is_unused(maps, &entry) => {
-                    insert_with_room(maps, &entry, false)
+        if maps.is_free(flow.masquerade, flow.backend) {
+            flow.role = Role::MASQUERADED;
+            let inserted = match insert_with_room(maps, flow, true) {
+                Err(NotInserted::Exists) if is_unused(maps, flow) => {
+                    insert_with_room(maps, flow, false)
                 }
                 inserted => inserted,
             };
             match inserted {
                 Ok(()) => {
-                    insert_with_room(maps, &forwarded, false)
-                        .map_err(|_full| Refused::FlowsFull)?;
-                    return Ok(candidate);
+                    flow.role = Role::FORWARDED;
+                    insert_with_room(maps, flow, false).map_err(|_full| Refused::FlowsFull)?;
+                    return Ok(flow.masquerade);
                 }
                 Err(NotInserted::Full) => return Err(Refused::FlowsFull),
                 Err(NotInserted::Exists) => {}
             }
         }
-        candidate = candidate.with_port(maps.random_port());
+        flow.masquerade = first.with_port(maps.random_port());
     }
     Err(Refused::PortsFull)
 }

@@ -6,6 +6,8 @@ use core::{
 };
 use std::collections::BTreeMap;
 
+use zerocopy::FromZeros as _;
+
 use super::super::*;
 use crate::{
     addr::Protocol,
@@ -307,6 +309,7 @@ pub(super) fn through_ingress(
         node,
         &Sender(ends.0.address),
         &packet(ends, protocol, flags),
+        &mut Flow::new_zeroed(),
     ) {
         Arrival::Pass => Ok(ends),
         Arrival::Translate {
@@ -326,7 +329,12 @@ pub(super) fn through_egress(
     flags: u8,
 ) -> Result<Ends, Refused> {
     let own = endpoint(&format!("{NODE}:0")).address;
-    match leave(node, &packet(ends, protocol, flags), Some(own)) {
+    match leave(
+        node,
+        &packet(ends, protocol, flags),
+        Some(own),
+        &mut Flow::new_zeroed(),
+    ) {
         Departure::Pass => Ok(ends),
         Departure::Translate {
             source,

@@ -43,6 +43,8 @@ struct Inventory {
 /// A tool other than the toolchain for the kernel programs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Tool {
+    /// `make`, which compiles jemalloc.
+    Make,
     /// `ip`, for inspecting a demo's namespaces.
     Ip,
     /// `nft`.
@@ -105,6 +107,7 @@ fn take_inventory(scope: Scope) -> Inventory {
         inventory.add(Tool::Ip, ip);
     }
     for (tool, name, is_needed) in [
+        (Tool::Make, "make", true),
         (Tool::Nft, "nft", scope.rules),
         (Tool::Iptables, "iptables-restore", scope.rules),
         (Tool::Cpp, "c++", scope.fuzz),
@@ -253,6 +256,7 @@ impl Inventory {
         let mut packages = Vec::new();
         for tool in &self.missing {
             match tool {
+                Tool::Make => packages.push("make"),
                 Tool::Ip => packages.push("iproute2"),
                 Tool::Nft => packages.push("nftables"),
                 Tool::Iptables => packages.push("iptables"),
@@ -276,6 +280,7 @@ impl Inventory {
 impl Tool {
     const fn name(self) -> &'static str {
         match self {
+            Self::Make => "`make` (package make)",
             Self::Ip => "`ip` (package iproute2)",
             Self::Nft => "`nft` (package nftables)",
             Self::Iptables => "`iptables-restore` (package iptables)",

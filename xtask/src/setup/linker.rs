@@ -24,7 +24,6 @@ pub(super) fn packages(llvm: u32) -> Vec<String> {
     packages.extend(
         [
             "gcc",
-            "make",
             "libc6-dev",
             "zlib1g-dev",
             "libzstd-dev",

@@ -167,7 +167,7 @@ pub fn arrive<T: Flows>(
     if packet.protocol.is_tcp() && !packet.flags.opens() {
         return Arrival::Pass;
     }
-    begin(maps, context, packet, draft)
+    begin(maps, context, packet, now, draft)
 }
 
 /// Returns the entry with this key, unless it has ended.
@@ -210,6 +210,7 @@ fn begin<T: Flows>(
     maps: &T,
     context: &impl ClientContext,
     packet: &Packet,
+    now: u32,
     flow: &mut Flow,
 ) -> Arrival {
     let key = FrontendKey::new(packet.destination, packet.destination_port, packet.protocol);
@@ -239,7 +240,7 @@ fn begin<T: Flows>(
         backend_index: choice.index,
         backend_state: decide::state(maps, choice.index),
         service: record.frontend.service,
-        last_used: maps.seconds(),
+        last_used: now,
         forwarded_port: client.port,
         protocol: packet.protocol,
         role: Role::FORWARDED,
@@ -291,18 +292,24 @@ fn end<T: Flows>(maps: &T, key: &FlowKey) {
 #[inline(always)]
 fn insert_forwarded<T: Flows>(maps: &T, flow: &mut Flow) -> Result<(), Refused> {
     for _ in 0..MAX_PORT_TRIES {
-        match insert_with_room(maps, flow, true) {
+        match claim(maps, flow) {
             Ok(()) => return Ok(()),
             Err(NotInserted::Full) => return Err(Refused::FlowsFull),
             Err(NotInserted::Exists) => {}
         }
-        if is_unused(maps, flow) {
-            // Two flows of one client port can replace the entry at once. Only one of them then gets answers.
-            return insert_with_room(maps, flow, false).map_err(|_full| Refused::FlowsFull);
-        }
         flow.forwarded_port = maps.random_port();
     }
     Err(Refused::PortsFull)
+}
+
+/// Inserts an entry, unless another flow uses its key.
+#[inline(always)]
+fn claim<T: Flows>(maps: &T, flow: &Flow) -> Result<(), NotInserted> {
+    match insert_with_room(maps, flow, true) {
+        // Two flows of one client port can replace the entry at once. Only one of them then gets answers.
+        Err(NotInserted::Exists) if is_unused(maps, flow) => insert_with_room(maps, flow, false),
+        inserted => inserted,
+    }
 }
 
 /// Returns true if the entry with this flow's key has ended or expired, or belongs to an earlier flow with the same client
@@ -386,13 +393,7 @@ fn masquerade<T: Flows>(maps: &T, flow: &mut Flow, first: Endpoint) -> Result<En
     for _ in 0..MAX_PORT_TRIES {
         if maps.is_free(flow.masquerade, flow.backend) {
             flow.role = Role::MASQUERADED;
-            let inserted = match insert_with_room(maps, flow, true) {
-                Err(NotInserted::Exists) if is_unused(maps, flow) => {
-                    insert_with_room(maps, flow, false)
-                }
-                inserted => inserted,
-            };
-            match inserted {
+            match claim(maps, flow) {
                 Ok(()) => {
                     flow.role = Role::FORWARDED;
                     insert_with_room(maps, flow, false).map_err(|_full| Refused::FlowsFull)?;

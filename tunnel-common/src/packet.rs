@@ -150,22 +150,56 @@ const HEADER_UDP: u32 = 8;
 /// Returns the reason if the packet has no ports to look up.
 #[inline(always)]
 pub fn read(bytes: &impl PacketBytes, family: Family) -> Result<Packet, Unread> {
-    match family {
-        Family::V4 => read_v4(bytes),
-        Family::V6 => read_v6(bytes),
+    let network = match family {
+        Family::V4 => read_v4(bytes)?,
+        Family::V6 => read_v6(bytes)?,
+    };
+    let transport = read_transport(bytes, network.protocol, network.transport_offset)?;
+    // Bytes behind the packet's end are padding of the link layer.
+    let least = network.transport_offset + transport.length;
+    if network.length.is_some_and(|length| length < least) {
+        return Err(Unread::Malformed);
     }
+    Ok(Packet {
+        family,
+        source: network.source,
+        destination: network.destination,
+        source_port: transport.source_port,
+        destination_port: transport.destination_port,
+        protocol: transport.protocol,
+        flags: transport.flags,
+        transport_offset: network.transport_offset,
+    })
+}
+
+/// The fields of the network header.
+struct NetworkHeader {
+    source: Address,
+    destination: Address,
+    /// The number of the transport protocol.
+    protocol: u32,
+    transport_offset: u32,
+    /// The length of the packet, which is unknown if it is more than 64 KiB.
+    length: Option<u32>,
+}
+
+/// The fields of the transport header.
+struct TransportHeader {
+    source_port: Port,
+    destination_port: Port,
+    protocol: Protocol,
+    flags: TcpFlags,
+    /// The length of the header without options.
+    length: u32,
 }
 
 #[inline(always)]
-fn read_v4(bytes: &impl PacketBytes) -> Result<Packet, Unread> {
+fn read_v4(bytes: &impl PacketBytes) -> Result<NetworkHeader, Unread> {
     let header = bytes.words::<5>(0).ok_or(Unread::Malformed)?;
     let [first, fragment, protocol, source, destination] = header;
     let first = u32::from_be(first);
-    let offset = ((first >> 24) & 0xf) * 4;
-    // Packets that the kernel has joined can be longer than 64 KiB; their length field is 0 (`iph_totlen` in
-    // include/linux/ip.h).
-    let length = first & 0xffff;
-    if first >> 28 != 4 || offset < HEADER_V4 {
+    let transport_offset = ((first >> 24) & 0xf) * 4;
+    if first >> 28 != 4 || transport_offset < HEADER_V4 {
         return Err(Unread::Malformed);
     }
     let (source, destination) = (
@@ -176,22 +210,20 @@ fn read_v4(bytes: &impl PacketBytes) -> Result<Packet, Unread> {
     if u32::from_be(fragment) & FRAGMENT_V4 != 0 {
         return Err(Unread::Fragment);
     }
-    let protocol = (u32::from_be(protocol) >> 16) & 0xff;
-    let packet = read_transport(bytes, protocol, offset)?;
-    let least = offset + transport_header(packet.protocol);
-    if length != 0 && length < least {
-        return Err(Unread::Malformed);
-    }
-    Ok(Packet {
-        family: Family::V4,
+    // Packets that the kernel has joined can be longer than 64 KiB; their length field is 0 (`iph_totlen` in
+    // include/linux/ip.h).
+    let length = first & 0xffff;
+    Ok(NetworkHeader {
         source,
         destination,
-        ..packet
+        protocol: (u32::from_be(protocol) >> 16) & 0xff,
+        transport_offset,
+        length: (length != 0).then_some(length),
     })
 }
 
 #[inline(always)]
-fn read_v6(bytes: &impl PacketBytes) -> Result<Packet, Unread> {
+fn read_v6(bytes: &impl PacketBytes) -> Result<NetworkHeader, Unread> {
     let header = bytes.words::<10>(0).ok_or(Unread::Malformed)?;
     let [first, second, a, b, c, d, e, f, g, h] = header;
     if u32::from_be(first) >> 28 != 6 {
@@ -207,19 +239,15 @@ fn read_v6(bytes: &impl PacketBytes) -> Result<Packet, Unread> {
     }
     check_addresses(source, destination)?;
     let second = u32::from_be(second);
-    let (protocol, offset) = skip_extension_headers(bytes, (second >> 8) & 0xff)?;
-    let packet = read_transport(bytes, protocol, offset)?;
-    // Bytes behind the payload are padding of the link layer. As in IPv4, packets longer than 64 KiB have length 0.
+    let (protocol, transport_offset) = skip_extension_headers(bytes, (second >> 8) & 0xff)?;
+    // As in IPv4, packets longer than 64 KiB have length 0.
     let payload = second >> 16;
-    let least = offset - HEADER_V6 + transport_header(packet.protocol);
-    if payload != 0 && payload < least {
-        return Err(Unread::Malformed);
-    }
-    Ok(Packet {
-        family: Family::V6,
+    Ok(NetworkHeader {
         source,
         destination,
-        ..packet
+        protocol,
+        transport_offset,
+        length: (payload != 0).then_some(HEADER_V6 + payload),
     })
 }
 
@@ -256,10 +284,14 @@ fn skip_extension_headers(bytes: &impl PacketBytes, mut next: u32) -> Result<(u3
     Err(Unread::Malformed)
 }
 
-/// Reads the transport header. The addresses in the result are unspecified.
+/// Reads the transport header.
 #[inline(always)]
-fn read_transport(bytes: &impl PacketBytes, protocol: u32, offset: u32) -> Result<Packet, Unread> {
-    let (ports, protocol, flags) = match protocol {
+fn read_transport(
+    bytes: &impl PacketBytes,
+    protocol: u32,
+    offset: u32,
+) -> Result<TransportHeader, Unread> {
+    let (ports, protocol, flags, length) = match protocol {
         TCP => {
             let header = bytes.words::<5>(offset).ok_or(Unread::Malformed)?;
             let [ports, _, _, flags, _] = header;
@@ -268,7 +300,7 @@ fn read_transport(bytes: &impl PacketBytes, protocol: u32, offset: u32) -> Resul
                 return Err(Unread::Malformed);
             }
             let [_, flags, _, _] = flags.to_be_bytes();
-            (ports, Protocol::TCP, TcpFlags::from_byte(flags))
+            (ports, Protocol::TCP, TcpFlags::from_byte(flags), HEADER_TCP)
         }
         UDP => {
             let [ports, length] = bytes.words::<2>(offset).ok_or(Unread::Malformed)?;
@@ -277,34 +309,18 @@ fn read_transport(bytes: &impl PacketBytes, protocol: u32, offset: u32) -> Resul
             if length != 0 && length < HEADER_UDP {
                 return Err(Unread::Malformed);
             }
-            (ports, Protocol::UDP, TcpFlags::default())
+            (ports, Protocol::UDP, TcpFlags::default(), HEADER_UDP)
         }
         _ => return Err(Unread::OtherProtocol),
     };
     let [a, b, c, d] = ports.to_ne_bytes();
-    let (source_port, destination_port) = (
-        Port::from_network(u16::from_ne_bytes([a, b])),
-        Port::from_network(u16::from_ne_bytes([c, d])),
-    );
-    Ok(Packet {
-        family: Family::V6,
-        source: Address::UNSPECIFIED,
-        destination: Address::UNSPECIFIED,
-        source_port,
-        destination_port,
+    Ok(TransportHeader {
+        source_port: Port::from_network(u16::from_ne_bytes([a, b])),
+        destination_port: Port::from_network(u16::from_ne_bytes([c, d])),
         protocol,
         flags,
-        transport_offset: offset,
+        length,
     })
-}
-
-#[inline(always)]
-fn transport_header(protocol: Protocol) -> u32 {
-    if protocol == Protocol::TCP {
-        HEADER_TCP
-    } else {
-        HEADER_UDP
-    }
 }
 
 #[inline(always)]
@@ -330,12 +346,10 @@ pub const fn is_forwarded(address: Address) -> bool {
         let is_multicast = word >> 28 == 0xe;
         !(is_this_network_or_loopback || is_link_local || is_multicast || word == u32::MAX)
     } else {
-        let first = u32::from_be(a);
-        let is_link_local = first >> 22 == 0xfe80 >> 6;
-        let is_multicast = first >> 24 == 0xff;
+        let is_multicast = u32::from_be(a) >> 24 == 0xff;
         // `::`, `::1`, and all other addresses that begin with 96 zero bits.
         let is_special = (a | b | c) == 0;
-        !(is_link_local || is_multicast || is_special)
+        !(address.is_link_local() || is_multicast || is_special)
     }
 }
 

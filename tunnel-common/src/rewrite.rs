@@ -185,8 +185,8 @@ pub fn replace<T: PacketEdits>(
 
 /// Returns the offset of the checksum in a transport header (RFC 9293 section 3.1, RFC 768).
 #[inline(always)]
-fn checksum_offset(protocol: Protocol) -> u32 {
-    if protocol == Protocol::TCP { 16 } else { 6 }
+const fn checksum_offset(protocol: Protocol) -> u32 {
+    if protocol.is_tcp() { 16 } else { 6 }
 }
 
 /// Returns the offset of an address in the network header (RFC 791 section 3.1, RFC 8200 section 3).

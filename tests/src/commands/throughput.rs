@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -34,21 +34,9 @@ pub(crate) enum ThroughputCommand {
     /// Have the server echo 64 bytes repeatedly, and print the latency.
     Echo(ClientOptions),
     /// Open connections that the server floods, and read nothing from them until this process is killed.
-    Stall {
-        #[command(flatten)]
-        client: ClientOptions,
-        /// The path at which a file is created once all connections are open.
-        #[arg(long)]
-        ready: PathBuf,
-    },
+    Stall(HoldOptions),
     /// Open connections and leave them idle until this process is killed.
-    Idle {
-        #[command(flatten)]
-        client: ClientOptions,
-        /// The path at which a file is created once all connections are open.
-        #[arg(long)]
-        ready: PathBuf,
-    },
+    Idle(HoldOptions),
 }
 
 #[derive(Args)]
@@ -76,14 +64,26 @@ impl ClientOptions {
         })
     }
 
-    /// Opens idle connections in a mode, creates the file `ready`, and waits forever.
-    fn hold(&self, mode: u8, ready: &Path) -> Result<()> {
-        let on_open = || Ok(std::fs::write(ready, "")?);
-        throughput::client::hold(&self.target()?, self.connections, mode, on_open)
-    }
-
     const fn duration(&self) -> Duration {
         Duration::from_millis(self.millis)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct HoldOptions {
+    #[command(flatten)]
+    client: ClientOptions,
+    /// The path at which a file is created once all connections are open.
+    #[arg(long)]
+    ready: PathBuf,
+}
+
+impl HoldOptions {
+    /// Opens connections in a mode, creates the file `ready`, and waits forever.
+    fn hold(&self, mode: u8) -> Result<()> {
+        let Self { client, ready } = self;
+        let on_open = || Ok(std::fs::write(ready, "")?);
+        throughput::client::hold(&client.target()?, client.connections, mode, on_open)
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn run(command: ThroughputCommand) -> Result<()> {
             &client.target()?,
             client.duration(),
         )?),
-        ThroughputCommand::Stall { client, ready } => client.hold(throughput::STALL, &ready),
-        ThroughputCommand::Idle { client, ready } => client.hold(throughput::ECHO, &ready),
+        ThroughputCommand::Stall(options) => options.hold(throughput::STALL),
+        ThroughputCommand::Idle(options) => options.hold(throughput::ECHO),
     }
 }

@@ -221,6 +221,7 @@ async fn watch_network(
     tasks: &mut Tasks,
     kernel: &mut KernelSetup,
 ) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
+    // Only lists the links that an earlier process guarded. Programs that log may still replace the guard.
     let guard = kernel.data_path.guard();
     let guard = guard.map_err(failed("cannot use the maps"))?;
     let steering = config.tunnel.steering.as_ref();

@@ -16,6 +16,10 @@ use tracing::warn;
 
 use crate::{drain, plan::AddressHolders};
 
+/// The name of the file in the state directory, and the name under which it is kept if it is damaged.
+pub(super) const HELD_ADDRESSES_FILE: &str = "node-addresses.json";
+pub(super) const DAMAGED_FILE: &str = "node-addresses.damaged";
+
 /// The minimum interval between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// The delay before a failed write is retried.
@@ -26,7 +30,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Returns the path of the file in the state directory.
 #[must_use]
 pub fn held_addresses_path(state_dir: &Path) -> PathBuf {
-    state_dir.join("node-addresses.json")
+    state_dir.join(HELD_ADDRESSES_FILE)
 }
 
 /// The content of the file.
@@ -39,7 +43,7 @@ pub struct SavedHolders {
 }
 
 /// Reads the file. Without a file, no edge node holds an address. If the file is damaged, the readable entries count,
-/// and the file is kept under another name (`node-addresses.damaged`).
+/// and the file is kept under another name.
 #[must_use]
 pub fn read_held_addresses(path: &Path) -> SavedHolders {
     let saved = match read(path) {
@@ -51,7 +55,7 @@ pub fn read_held_addresses(path: &Path) -> SavedHolders {
         },
     };
     if let Some(problem) = &saved.problem {
-        let kept = path.with_extension("damaged");
+        let kept = path.with_file_name(DAMAGED_FILE);
         let copied = fs::copy(path, &kept).err();
         let (path, kept) = (path.display(), kept.display());
         warn!(%path, %kept, copy_error = ?copied, problem, "cannot read which edge node had each address first");

@@ -35,7 +35,7 @@ use self::{
 };
 pub use self::{index_allocation::QUARANTINE, view::SteeringView};
 use super::{
-    held_addresses_file::SavedHolders,
+    held_addresses_file::{DAMAGED_FILE, HELD_ADDRESSES_FILE, SavedHolders},
     map_access::{AdoptError, SteeringMaps, WriteError},
     map_sync::to_usize,
 };
@@ -178,10 +178,10 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.restore_problem = saved.problem.map(|problem| SteeringProblem {
             reason: Reason::AddressUnconfirmed,
             node: None,
-            object: "node-addresses.json".to_owned(),
+            object: HELD_ADDRESSES_FILE.to_owned(),
             text: format!(
                 "{problem}; it is unknown which edge nodes had these addresses first (the file is kept as \
-                 node-addresses.damaged)"
+                 {DAMAGED_FILE})"
             ),
         });
     }
@@ -343,8 +343,8 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         // Zero if an earlier process with larger maps left more keys than fit.
         let mut room = to_usize(self.sizes.steering).saturating_sub(staying);
         let end = self.probe_index();
-        let prefixes = self.settings.prefixes.clone();
-        let mut free = FreeIndices::new(&self.records, &mut self.quarantined, end, &prefixes, now);
+        let prefixes = &self.settings.prefixes;
+        let mut free = FreeIndices::new(&self.records, &mut self.quarantined, end, prefixes, now);
         // Records are written first, then their targets are published, then the keys are written.
         let mut allocated = BTreeMap::new();
         for (key, target) in &self.plan.targets {
@@ -354,9 +354,10 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             }
             let is_new = !self.keys.contains_key(key);
             let has_room = !is_new || room > 0;
-            let allocation = match has_room {
-                true => free.allocate(key, &target.node),
-                false => Err(NoIndex::Full),
+            let allocation = if has_room {
+                free.allocate(key, &target.node)
+            } else {
+                Err(NoIndex::Full)
             };
             let (index, to) = match allocation {
                 Ok(allocated) => allocated,

@@ -36,6 +36,7 @@ fn load_with_tcx(pins: &PinDirectory, tcx: bool) -> Result<(Guard, Counters)> {
 pub(crate) fn load(pins: &PinDirectory, features: Features) -> Result<(Guard, Counters)> {
     let network = Address::from_ip("198.19.0.0".parse()?);
     let switches = ProgramSettings {
+        packets: None,
         own_mark: 0,
         prefixes: vec![Prefix::new(network, 16).context("198.19.0.0/16 is no prefix")?],
     };

@@ -32,6 +32,7 @@ mod map_sizes;
 mod masquerade;
 mod name_resolution;
 mod open_connections;
+mod packets;
 mod prepare;
 mod race;
 mod refusals_by_retval;

@@ -36,6 +36,7 @@ fn load(prefixes: &[Prefix]) -> Result<Loaded> {
     let pins = PinDirectory::lock(&node.bpffs())?;
     let sizes = MapSizes::uniform(16);
     let switches = ProgramSettings {
+        packets: None,
         own_mark: 0,
         prefixes: prefixes.to_vec(),
     };

@@ -127,6 +127,7 @@ fn variants(features: Features) -> Vec<Variant> {
     let steering = ProgramSettings {
         own_mark: OWN_MARK,
         prefixes: prefixes.collect(),
+        packets: None,
     };
     let mut variants = Vec::new();
     for set_retval in [false, true]

@@ -23,20 +23,7 @@ use crate::{
 };
 
 /// An address and a port.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Eq,
-    FromBytes,
-    Hash,
-    Immutable,
-    IntoBytes,
-    KnownLayout,
-    Ord,
-    PartialEq,
-    PartialOrd,
-)]
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Endpoint {
     /// The address.
@@ -60,6 +47,33 @@ impl Endpoint {
             port,
             reserved: 0,
         }
+    }
+
+    /// Returns true if both ends are equal. Unlike `==`, compiles to code without branches, which saves the verifier work.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is(&self, other: &Self) -> bool {
+        let [a, b] = self.address.halves();
+        let [c, d] = other.address.halves();
+        let [port, other_port] = [self.port.to_network(), other.port.to_network()];
+        #[expect(clippy::as_conversions, reason = "`From` is not const")]
+        let ports = (port ^ other_port) as u64;
+        (a ^ c) | (b ^ d) | ports == 0
+    }
+
+    /// Returns true if this end comes before another one, in an arbitrary order.
+    #[inline(always)]
+    const fn is_before(&self, other: &Self) -> bool {
+        let [a, b] = self.address.halves();
+        let [c, d] = other.address.halves();
+        // IPv4 addresses differ in the lower half.
+        if b != d {
+            return b < d;
+        }
+        if a != c {
+            return a < c;
+        }
+        self.port.to_network() < other.port.to_network()
     }
 
     /// Returns the same address with another port.
@@ -103,8 +117,8 @@ impl FlowKey {
     /// Returns the key of a packet at tc egress, which is the same for both directions.
     #[inline(always)]
     #[must_use]
-    pub fn forwarded(one: Endpoint, other: Endpoint, protocol: Protocol) -> Self {
-        let (first, second) = if one <= other {
+    pub const fn forwarded(one: Endpoint, other: Endpoint, protocol: Protocol) -> Self {
+        let (first, second) = if one.is_before(&other) {
             (one, other)
         } else {
             (other, one)
@@ -122,6 +136,26 @@ impl FlowKey {
 pub struct Role(u8);
 
 impl Role {
+    /// Returns the role as a number, which can be passed to a function in a register.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::as_conversions, reason = "`From` is not const")]
+    pub const fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Returns the role with this number.
+    #[inline(always)]
+    #[must_use]
+    #[expect(
+        clippy::as_conversions,
+        clippy::cast_possible_truncation,
+        reason = "at most 2"
+    )]
+    pub const fn from_number(number: u32) -> Self {
+        Self(number as u8)
+    }
+
     /// Packets from the client to the frontend.
     pub const DIALLED: Self = Self(0);
     /// Packets between the client and the backend, in both directions.
@@ -342,21 +376,43 @@ impl Flow {
     /// Returns the key of this entry.
     #[inline(always)]
     #[must_use]
-    pub fn key(&self) -> FlowKey {
+    pub const fn key(&self) -> FlowKey {
         self.key_of(self.role)
     }
 
     /// Returns the key of the flow's entry with a role.
     #[inline(always)]
     #[must_use]
-    pub fn key_of(&self, role: Role) -> FlowKey {
+    pub const fn key_of(&self, role: Role) -> FlowKey {
         let protocol = self.protocol;
-        if role == Role::DIALLED {
+        if role.0 == Role::DIALLED.0 {
             FlowKey::arriving(self.client, self.frontend, protocol)
-        } else if role == Role::FORWARDED {
+        } else if role.0 == Role::FORWARDED.0 {
             FlowKey::forwarded(self.forwarded_client(), self.backend, protocol)
         } else {
             FlowKey::arriving(self.backend, self.masquerade, protocol)
+        }
+    }
+
+    /// Returns true if this entry belongs to a key. The entry is a copy, whose original another flow may have replaced.
+    #[inline(always)]
+    #[must_use]
+    pub const fn belongs_to(&self, key: &FlowKey) -> bool {
+        let own = self.key();
+        own.first.is(&key.first)
+            && own.second.is(&key.second)
+            && own.protocol.number() == key.protocol.number()
+            && own.both_directions == key.both_directions
+    }
+
+    /// Returns the later one of two times of use: this entry's, and another one in seconds since boot.
+    #[inline(always)]
+    #[must_use]
+    pub const fn later_use(&self, other: u32) -> u32 {
+        if self.last_used > other {
+            self.last_used
+        } else {
+            other
         }
     }
 
@@ -366,6 +422,16 @@ impl Flow {
     pub const fn is_expired(&self, timeouts: &Timeouts, now: u32) -> bool {
         timeouts.is_over(self.seen.phase(self.protocol), self.last_used, now)
     }
+}
+
+/// Value of the map `link_addresses`: the addresses of this node that stand for clients on a link, or unspecified ones.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct LinkAddresses {
+    /// The IPv4 address.
+    pub v4: Address,
+    /// The IPv6 address.
+    pub v6: Address,
 }
 
 impl Packet {

@@ -11,40 +11,42 @@
 //!
 //! A flow gets all of its entries or none. An entry that expires, or whose flow is replaced, is marked as ended, and
 //! removed by the daemon or when its key is needed again.
+//!
+//! Each decision is a sequence of [`steps`], which share a [`Run`] and otherwise take and return numbers. In the kernel
+//! each step is a separate function, because the verifier checks such a function only once.
 
+pub mod reclaim;
+mod run;
+pub mod steps;
+
+pub use self::{
+    reclaim::RECENT_FLOWS_OF_CPU,
+    run::{Insertion, Run, Step},
+};
 use crate::{
     addr::{Address, Port},
-    decide::{self, ClientContext, NoChoice, Traffic},
-    flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen, Timeouts},
-    lookup::Lookup,
+    decide::{self, ClientContext, ClientScalars, Identity},
+    flow::{Endpoint, Flow, FlowKey, Role, Seen, Timeouts},
     packet::Packet,
     reason::Reason,
-    service::{Frontend, FrontendKey},
+    service::Frontend,
 };
 
 /// The maximum number of ports that are tried for a flow.
 pub const MAX_PORT_TRIES: u32 = 16;
 
-/// The reason why an entry was not inserted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum NotInserted {
-    /// There is an entry with this key.
-    Exists,
-    /// The map is full.
-    Full,
-}
-
 /// The maps, the clock and the node, as [`arrive`] and [`leave`] need them.
 pub trait Flows: decide::Maps {
-    /// Returns the entry with this key. During a concurrent write, it may be another flow's.
-    fn flow(&self, key: &FlowKey) -> Option<&Flow>;
+    /// Calls a function with the state of this run, or returns `None` if there is none. No other method may be called
+    /// meanwhile that uses the state, such as a step.
+    fn with_run<R>(&self, work: impl FnOnce(&mut Run) -> R) -> Option<R>;
+
+    /// Copies the entry with this key, and returns it. During a concurrent write, it may be another flow's. The reference
+    /// may only be used for [`Self::touch_flow`] and [`Self::end_flow`].
+    fn read_flow(&self, key: &FlowKey, copy: &mut Flow) -> Option<&Flow>;
 
     /// Inserts an entry under its own key. If `is_new` is false, replaces the entry with this key.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the entry can't be inserted.
-    fn insert_flow(&self, flow: &Flow, is_new: bool) -> Result<(), NotInserted>;
+    fn insert_flow(&self, flow: &Flow, is_new: bool) -> Insertion;
 
     /// Records that a packet has used an entry. Writes only what has changed.
     fn touch_flow(&self, flow: &Flow, seen: Seen, now: u32);
@@ -52,8 +54,14 @@ pub trait Flows: decide::Maps {
     /// Marks an entry as ended.
     fn end_flow(&self, flow: &Flow);
 
-    /// Makes room for an entry, if a flow can be spared. Returns false otherwise.
-    fn make_room(&self) -> bool;
+    /// Removes the entry with this key. Returns true if there was one.
+    fn remove_flow(&self, key: &FlowKey) -> bool;
+
+    /// Returns the key of a recent flow. Positions wrap around.
+    fn recent_flow(&self, position: u32) -> Option<&FlowKey>;
+
+    /// Stores the key of a recent flow.
+    fn record_recent_flow(&self, position: u32, key: &FlowKey);
 
     /// Returns the time in seconds since boot.
     fn seconds(&self) -> u32;
@@ -61,351 +69,248 @@ pub trait Flows: decide::Maps {
     /// Returns the timeouts.
     fn timeouts(&self) -> Timeouts;
 
-    /// Returns true if packets of this client to this backend must leave with the node's address.
-    fn must_masquerade(&self, frontend: &Frontend, client: Endpoint, backend: Endpoint) -> bool;
+    /// Returns true if packets of this client to a backend on another node must leave with this node's address.
+    fn must_masquerade(&self, frontend: &Frontend, client: Address) -> bool;
+
+    /// Returns true if a client's port may also be the port that stands for it.
+    fn may_keep_port(&self, port: Port) -> bool;
 
     /// Returns a port that may stand for a client, chosen at random.
     fn random_port(&self) -> Port;
 
-    /// Returns true if no socket of this node uses an endpoint for packets to a backend.
-    fn is_free(&self, own: Endpoint, backend: Endpoint) -> bool;
-}
-
-/// The decision about a packet at tc ingress.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Arrival {
-    /// The packet is left alone.
-    Pass,
-    /// The packet gets another destination, and the client's port if that differs.
-    Translate {
-        /// The new destination.
-        destination: Endpoint,
-        /// The source port.
-        source_port: Port,
-        /// The reason under which the packet is counted, if it is the first of a flow.
-        reason: Option<Reason>,
-    },
-    /// The packet is refused.
-    Refuse(Refused),
-}
-
-/// The decision about a packet at tc egress.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Departure {
-    /// The packet is left alone.
-    Pass,
-    /// The packet gets another source, and the client's port if that differs.
-    Translate {
-        /// The new source.
-        source: Endpoint,
-        /// The destination port.
-        destination_port: Port,
-    },
-    /// The packet is dropped, because no port can stand for its client.
-    Drop(Refused),
-}
-
-/// The reason why a packet is not translated, although it is for a frontend, or belongs to a flow.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Refused {
-    /// No backend could be chosen.
-    NoChoice(NoChoice),
-    /// The frontend's record changed during every attempt to read it.
-    Unstable,
-    /// The map of flows is full, and no flow can be spared.
-    FlowsFull,
-    /// No port can stand for the client.
-    PortsFull,
-}
-
-impl Refused {
-    /// Returns true if the packet is dropped silently, as kube-proxy does. Otherwise the client gets a reset, or an ICMP
-    /// error.
+    /// Calls [`steps::find_arriving`].
     #[inline(always)]
-    #[must_use]
-    pub const fn is_drop(self) -> bool {
-        match self {
-            Self::NoChoice(none) => none.is_drop(),
-            Self::Unstable => true,
-            Self::FlowsFull | Self::PortsFull => false,
-        }
+    fn find_arriving(&self) -> Step {
+        steps::find_arriving(self)
+    }
+
+    /// Calls [`steps::is_over`].
+    #[inline(always)]
+    fn is_over(&self) -> bool {
+        steps::is_over(self)
+    }
+
+    /// Calls [`steps::end_others`].
+    #[inline(always)]
+    fn end_others(&self) {
+        steps::end_others(self);
+    }
+
+    /// Calls [`steps::choose`].
+    #[inline(always)]
+    fn choose(&self) -> Step {
+        steps::choose(self)
+    }
+
+    /// Calls [`steps::claim`].
+    #[inline(always)]
+    fn claim(&self, role: Role) -> Insertion {
+        steps::claim(self, role)
+    }
+
+    /// Calls [`steps::insert`].
+    #[inline(always)]
+    fn insert(&self, role: Role, is_new: bool) -> Insertion {
+        steps::insert(self, role, is_new)
+    }
+
+    /// Calls [`steps::is_unused`].
+    #[inline(always)]
+    fn is_unused(&self) -> bool {
+        steps::is_unused(self)
+    }
+
+    /// Calls [`reclaim::make_room`].
+    #[inline(always)]
+    fn make_room(&self) -> bool {
+        reclaim::make_room(self)
+    }
+
+    /// Calls [`reclaim::rank`].
+    #[inline(always)]
+    fn rank(&self, position: u32) -> u32 {
+        reclaim::rank(self, position)
+    }
+
+    /// Calls [`steps::find_leaving`].
+    #[inline(always)]
+    fn find_leaving(&self) -> Step {
+        steps::find_leaving(self)
+    }
+
+    /// Calls [`steps::end_flow_without_port`].
+    #[inline(always)]
+    fn end_flow_without_port(&self) {
+        steps::end_flow_without_port(self);
     }
 }
 
-/// Decides about a packet at tc ingress. `draft` is memory for the entries of a new flow, which would not fit into the stack
-/// of a kernel program.
+/// Returns the state of a backend, or the verdict if a map can't be read.
+fn or_pass(step: Option<Step>) -> Step {
+    step.unwrap_or(Step::Pass)
+}
+
+/// Decides about a packet at tc ingress. The result is never [`Step::Next`].
 #[inline(always)]
-pub fn arrive<T: Flows>(
-    maps: &T,
-    context: &impl ClientContext,
-    packet: &Packet,
-    draft: &mut Flow,
-) -> Arrival {
-    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
-    let key = FlowKey::arriving(source, destination, packet.protocol);
+pub fn arrive<T: Flows>(maps: &T, packet: &Packet) -> Step {
+    start(maps, packet);
+    let step = maps.find_arriving();
+    if step != Step::Next {
+        return step;
+    }
+    let step = maps.choose();
+    if step != Step::Next {
+        return step;
+    }
+    insert_entries(maps)
+}
+
+/// Stores the packet for the steps.
+#[inline(always)]
+fn start<T: Flows>(maps: &T, packet: &Packet) {
     let now = maps.seconds();
-    if let Some(flow) = find(maps, &key) {
-        if flow.role == Role::MASQUERADED {
-            maps.touch_flow(flow, Seen::from_backend(packet.flags), now);
-            return Arrival::Translate {
-                destination: flow.forwarded_client(),
-                source_port: source.port,
-                reason: None,
-            };
-        }
-        if may_continue(maps, flow, packet, now) {
-            maps.touch_flow(flow, Seen::from_client(packet.flags), now);
-            return Arrival::Translate {
-                destination: flow.backend,
-                source_port: flow.forwarded_port,
-                reason: None,
-            };
-        }
-        end_others(maps, flow);
-    }
-    // The packets of other connections belong to a flow that began before the programs were attached, or to nobody's.
-    if packet.protocol.is_tcp() && !packet.flags.opens() {
-        return Arrival::Pass;
-    }
-    begin(maps, context, packet, now, draft)
+    maps.with_run(|run| run.start(packet, now));
 }
 
-/// Returns the entry with this key, unless it has ended.
+/// Inserts the entries of a new flow. If another flow has the same key between the two programs, tries other ports for
+/// the client.
 #[inline(always)]
-fn find<'a, T: Flows>(maps: &'a T, key: &FlowKey) -> Option<&'a Flow> {
-    let flow = maps.flow(key)?;
-    (flow.key() == *key && flow.flags & Flow::ENDED == 0).then_some(flow)
-}
-
-/// Returns true if a packet from the client belongs to the flow, and doesn't begin another one.
-#[inline(always)]
-fn may_continue<T: Flows>(maps: &T, flow: &Flow, packet: &Packet, now: u32) -> bool {
-    let opens = packet.protocol.is_tcp() && packet.flags.opens();
-    let is_udp = !packet.protocol.is_tcp();
-    // Datagrams leave a backend that no longer serves at once. TCP stays with its backend to the end.
-    if is_udp && decide::state(maps, flow.backend_index) != flow.backend_state {
-        return false;
-    }
-    let timeouts = maps.timeouts();
-    if !opens && !flow.is_expired(&timeouts, now) {
-        return true;
-    }
-    // The replies use another entry, which may be more recent, and which shows whether the backend has closed.
-    let (mut seen, mut last_used) = (flow.seen, flow.last_used);
-    if let Some(forwarded) = find(maps, &flow.key_of(Role::FORWARDED))
-        && forwarded.client == flow.client
-    {
-        seen = seen.union(forwarded.seen);
-        last_used = last_used.max(forwarded.last_used);
-    }
-    let phase = seen.phase(flow.protocol);
-    let is_over = timeouts.is_over(phase, last_used, now);
-    let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
-    !(is_over || opens && is_ending)
-}
-
-/// Begins a flow.
-#[inline(always)]
-fn begin<T: Flows>(
-    maps: &T,
-    context: &impl ClientContext,
-    packet: &Packet,
-    now: u32,
-    flow: &mut Flow,
-) -> Arrival {
-    let key = FrontendKey::new(packet.destination, packet.destination_port, packet.protocol);
-    let record = match decide::find_frontend(maps, context, &key, Traffic::Packets) {
-        Lookup::Found(record) => record,
-        Lookup::None => return Arrival::Pass,
-        Lookup::Unstable => return Arrival::Refuse(Refused::Unstable),
-    };
-    let choice = match decide::choose_backend(maps, context, &key, record, Traffic::Packets) {
-        Ok(choice) => choice,
-        Err(none) => return Arrival::Refuse(Refused::NoChoice(none)),
-    };
-    let (client, backend) = (
-        packet.source_endpoint(),
-        Endpoint::new(choice.address, choice.port),
-    );
-    let flags = if maps.must_masquerade(record.frontend, client, backend) {
-        Flow::MUST_MASQUERADE
-    } else {
-        0
-    };
-    *flow = Flow {
-        client,
-        frontend: packet.destination_endpoint(),
-        backend,
-        masquerade: Endpoint::NONE,
-        backend_index: choice.index,
-        backend_state: decide::state(maps, choice.index),
-        service: record.frontend.service,
-        last_used: now,
-        forwarded_port: client.port,
-        protocol: packet.protocol,
-        role: Role::FORWARDED,
-        seen: Seen::NOTHING,
-        flags,
-        reserved: 0,
-    };
-    if let Err(refused) = insert_forwarded(maps, flow) {
-        return Arrival::Refuse(refused);
-    }
-    // An entry with this key has ended, or is replaced.
-    flow.role = Role::DIALLED;
-    if insert_with_room(maps, flow, false).is_err() {
-        end(maps, &flow.key_of(Role::FORWARDED));
-        return Arrival::Refuse(Refused::FlowsFull);
-    }
-    Arrival::Translate {
-        destination: flow.backend,
-        source_port: flow.forwarded_port,
-        reason: Some(choice.reason),
-    }
-}
-
-/// Ends the entries of a flow other than the dialled one, which is about to be replaced.
-#[inline(always)]
-fn end_others<T: Flows>(maps: &T, dialled: &Flow) {
-    let Some(forwarded) = find(maps, &dialled.key_of(Role::FORWARDED)) else {
-        return;
-    };
-    if forwarded.client != dialled.client || forwarded.frontend != dialled.frontend {
-        return;
-    }
-    if forwarded.masquerade != Endpoint::NONE {
-        end(maps, &forwarded.key_of(Role::MASQUERADED));
-    }
-    maps.end_flow(forwarded);
-}
-
-/// Ends the entry with this key, if there is one.
-#[inline(always)]
-fn end<T: Flows>(maps: &T, key: &FlowKey) {
-    if let Some(flow) = find(maps, key) {
-        maps.end_flow(flow);
-    }
-}
-
-/// Inserts the entry for packets between the client and the backend. If another flow has the same key, tries other
-/// ports for the client.
-#[inline(always)]
-fn insert_forwarded<T: Flows>(maps: &T, flow: &mut Flow) -> Result<(), Refused> {
+fn insert_entries<T: Flows>(maps: &T) -> Step {
     for _ in 0..MAX_PORT_TRIES {
-        match claim(maps, flow) {
-            Ok(()) => return Ok(()),
-            Err(NotInserted::Full) => return Err(Refused::FlowsFull),
-            Err(NotInserted::Exists) => {}
+        match claim(maps, Role::FORWARDED) {
+            Insertion::Inserted => return insert_dialled(maps),
+            Insertion::Full => return refuse(maps, Reason::FlowsFull),
+            Insertion::Exists => {}
         }
-        flow.forwarded_port = maps.random_port();
+        let port = maps.random_port();
+        maps.with_run(|run| run.flow.forwarded_port = port);
     }
-    Err(Refused::PortsFull)
+    refuse(maps, Reason::PortsFull)
 }
 
-/// Inserts an entry, unless another flow uses its key.
+/// Inserts the entry by which the client's next packets are found. An entry with its key has ended, or is replaced.
 #[inline(always)]
-fn claim<T: Flows>(maps: &T, flow: &Flow) -> Result<(), NotInserted> {
-    match insert_with_room(maps, flow, true) {
-        // Two flows of one client port can replace the entry at once. Only one of them then gets answers.
-        Err(NotInserted::Exists) if is_unused(maps, flow) => insert_with_room(maps, flow, false),
-        inserted => inserted,
+fn insert_dialled<T: Flows>(maps: &T) -> Step {
+    if replace(maps, Role::DIALLED) != Insertion::Inserted {
+        maps.end_others();
+        return refuse(maps, Reason::FlowsFull);
     }
+    or_pass(maps.with_run(|run| {
+        run.replace(run.flow.backend, run.flow.forwarded_port);
+        Step::Begin
+    }))
 }
 
-/// Returns true if the entry with this flow's key has ended or expired, or belongs to an earlier flow with the same client
-/// and frontend.
+/// Stores the reason, and returns the verdict.
 #[inline(always)]
-fn is_unused<T: Flows>(maps: &T, flow: &Flow) -> bool {
-    let key = flow.key();
-    match maps.flow(&key) {
-        Some(other) if other.key() == key => {
-            other.flags & Flow::ENDED != 0
-                || other.is_expired(&maps.timeouts(), maps.seconds())
-                || other.client == flow.client && other.frontend == flow.frontend
-        }
-        Some(_) | None => false,
-    }
+fn refuse<T: Flows>(maps: &T, reason: Reason) -> Step {
+    maps.with_run(|run| run.set_reason(reason));
+    Step::Refuse
 }
 
-/// Inserts an entry. If the map is full, makes room once.
+/// Inserts an entry of the run's flow, unless another flow uses its key. If the map is full, makes room once.
 #[inline(always)]
-fn insert_with_room<T: Flows>(maps: &T, flow: &Flow, is_new: bool) -> Result<(), NotInserted> {
-    match maps.insert_flow(flow, is_new) {
-        Err(NotInserted::Full) if maps.make_room() => maps.insert_flow(flow, is_new),
-        inserted => inserted,
+fn claim<T: Flows>(maps: &T, role: Role) -> Insertion {
+    let insertion = maps.claim(role);
+    if insertion == Insertion::Full && maps.make_room() {
+        return maps.claim(role);
     }
+    insertion
 }
 
-/// Decides about a packet at tc egress. `own` is the address of this node that stands for clients on this link, in the
-/// packet's family. `draft` is memory, as for [`arrive`].
+/// Inserts or replaces an entry of the run's flow. If the map is full, makes room once.
+#[inline(always)]
+fn replace<T: Flows>(maps: &T, role: Role) -> Insertion {
+    let insertion = maps.insert(role, false);
+    if insertion == Insertion::Full && maps.make_room() {
+        return maps.insert(role, false);
+    }
+    insertion
+}
+
+/// Decides about a packet at tc egress. The result is never [`Step::Next`]. `own` is the address of this node that stands
+/// for clients on this link, in the packet's family. `is_free` returns true if no socket of this node would receive packets
+/// from the run's backend to its masquerade address.
 #[inline(always)]
 pub fn leave<T: Flows>(
     maps: &T,
     packet: &Packet,
-    own: Option<Address>,
-    draft: &mut Flow,
-) -> Departure {
-    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
-    let key = FlowKey::forwarded(source, destination, packet.protocol);
-    let Some(flow) = find(maps, &key) else {
-        return Departure::Pass;
+    own: impl FnOnce() -> Option<Address>,
+    is_free: impl Fn(&Run) -> bool,
+) -> Step {
+    start(maps, packet);
+    let step = maps.find_leaving();
+    if step != Step::Next {
+        return step;
+    }
+    let step = match own() {
+        Some(own) => masquerade(maps, own, is_free),
+        None => refuse(maps, Reason::PortsFull),
     };
-    let now = maps.seconds();
-    if source == flow.backend {
-        maps.touch_flow(flow, Seen::from_backend(packet.flags), now);
-        return Departure::Translate {
-            source: flow.frontend,
-            destination_port: flow.client.port,
-        };
+    if step == Step::Translate {
+        return Step::Translate;
     }
-    maps.touch_flow(flow, Seen::from_client(packet.flags), now);
-    if flow.flags & Flow::MUST_MASQUERADE == 0 {
-        return Departure::Pass;
-    }
-    if flow.masquerade != Endpoint::NONE {
-        return Departure::Translate {
-            source: flow.masquerade,
-            destination_port: destination.port,
-        };
-    }
-    *draft = *flow;
-    let masqueraded = own
-        .ok_or(Refused::PortsFull)
-        .and_then(|own| masquerade(maps, draft, Endpoint::new(own, source.port)));
-    match masqueraded {
-        Ok(source) => Departure::Translate {
-            source,
-            destination_port: destination.port,
-        },
-        Err(refused) => {
-            // The client's next packet begins another flow.
-            end(maps, &flow.key_of(Role::DIALLED));
-            maps.end_flow(flow);
-            Departure::Drop(refused)
-        }
-    }
+    // The client's next packet begins another flow.
+    maps.end_flow_without_port();
+    Step::Drop
 }
 
 /// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
 #[inline(always)]
-fn masquerade<T: Flows>(maps: &T, flow: &mut Flow, first: Endpoint) -> Result<Endpoint, Refused> {
-    flow.masquerade = first;
+fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) -> Step {
+    maps.with_run(|run| {
+        let port = run.source.port;
+        run.flow.masquerade = Endpoint::new(own, port);
+        if !maps.may_keep_port(port) {
+            run.flow.masquerade.port = maps.random_port();
+        }
+    });
     for _ in 0..MAX_PORT_TRIES {
-        if maps.is_free(flow.masquerade, flow.backend) {
-            flow.role = Role::MASQUERADED;
-            match claim(maps, flow) {
-                Ok(()) => {
-                    flow.role = Role::FORWARDED;
-                    insert_with_room(maps, flow, false).map_err(|_full| Refused::FlowsFull)?;
-                    return Ok(flow.masquerade);
-                }
-                Err(NotInserted::Full) => return Err(Refused::FlowsFull),
-                Err(NotInserted::Exists) => {}
+        if maps.with_run(|run| is_free(run)) == Some(true) {
+            match claim(maps, Role::MASQUERADED) {
+                Insertion::Inserted => return replace_forwarded(maps),
+                Insertion::Full => return refuse(maps, Reason::FlowsFull),
+                Insertion::Exists => {}
             }
         }
-        flow.masquerade = first.with_port(maps.random_port());
+        maps.with_run(|run| run.flow.masquerade.port = maps.random_port());
     }
-    Err(Refused::PortsFull)
+    refuse(maps, Reason::PortsFull)
+}
+
+/// Stores the endpoint that stands for the client in the forwarded entry.
+#[inline(always)]
+fn replace_forwarded<T: Flows>(maps: &T) -> Step {
+    if replace(maps, Role::FORWARDED) != Insertion::Inserted {
+        return refuse(maps, Reason::FlowsFull);
+    }
+    or_pass(maps.with_run(|run| {
+        run.replace(run.flow.masquerade, run.destination.port);
+        Step::Translate
+    }))
+}
+
+/// The sender of a packet, whose address identifies the client.
+struct Sender(Address);
+
+impl ClientContext for Sender {
+    #[inline(always)]
+    fn client(&self, _is_v4: bool) -> Identity {
+        Identity {
+            client: ClientScalars::new(&crate::affinity::Client::of_address(self.0)),
+            is_by_source: true,
+        }
+    }
+
+    #[inline(always)]
+    fn is_bound_to_loopback(&self, _is_v4: bool) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn is_known_host(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -40,4 +40,4 @@ pub mod table;
 
 /// The version of all map layouts in this crate. It is part of the path under which maps are pinned, so
 /// programs and daemons with different layouts never share a map.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;

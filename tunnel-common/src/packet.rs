@@ -6,7 +6,7 @@
 
 use core::mem::size_of;
 
-use zerocopy::FromBytes as _;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::addr::{Address, Port, Protocol};
 
@@ -61,7 +61,10 @@ pub struct Packet {
 }
 
 /// The flags in a TCP header (RFC 9293 section 3.1).
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(transparent)]
 pub struct TcpFlags(u8);
 
 impl TcpFlags {

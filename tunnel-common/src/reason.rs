@@ -97,6 +97,14 @@ reasons! {
         /// An older translation of a UDP socket was lost: there is no socket storage for it, the map
         /// `older_shared` is full, or the socket has the maximum number of translations there.
         TranslationLost = 20, "translation_lost", "an older translation of a UDP socket was lost: bpf.maps.sharedTranslations is used up, or the socket uses too many addresses";
+        /// Refused: the map of flows is full, and no flow can be spared.
+        FlowsFull = 21, "flows_full", "packet refused: bpf.maps.flows is used up by open connections";
+        /// Dropped: no port of this node can stand for the client.
+        PortsFull = 22, "ports_full", "packet dropped: no port of this node is free to stand for the client";
+        /// Left alone: a packet's headers contradict each other, or are truncated.
+        PacketMalformed = 23, "packet_malformed", "packet left alone: its headers are truncated or contradict each other";
+        /// Left alone: a fragment has no ports, or not all of its data.
+        PacketFragment = 24, "packet_fragment", "packet left alone: it is a fragment";
     }
     daemon {
         /// Not programmed: there is no room for another frontend.

@@ -173,8 +173,10 @@ pub struct Frontend {
     /// [`Frontend::HAS_ENDPOINTS`], [`Frontend::NOT_SOCKETS`], [`Frontend::ADMITS_HOST`] and
     /// [`Frontend::HOST_UNKNOWN`].
     pub flags: u8,
+    /// A combination of [`Frontend::MASQUERADE`].
+    pub packet_flags: u8,
     /// Zero.
-    pub reserved: u16,
+    pub reserved: u8,
     /// The backends in the set for sockets, if there are at most [`MAX_INLINE_BACKENDS`].
     pub inline_backends: [InlineBackend; MAX_INLINE_BACKENDS],
     /// The backends on this node, for the traffic policy `Local`.
@@ -201,6 +203,8 @@ impl Frontend {
     /// Flag: the planner doesn't know the source address of the host's sockets, so the programs check them
     /// like sockets in pods. Read only if the frontend has source ranges.
     pub const HOST_UNKNOWN: u8 = 32;
+    /// Flag for packets: to a backend on another node they leave with an address of this node.
+    pub const MASQUERADE: u8 = 1;
 }
 
 /// Value of the array `slots`: one slot in a backend set. Written once.

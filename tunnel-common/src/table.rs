@@ -9,6 +9,8 @@ use core::mem::size_of;
 pub use self::sizes::{Headroom, MapGroup, MapSize, MapSizes};
 use crate::{
     affinity::{Affinity, AffinityKey},
+    flow::{Flow, FlowKey, LinkAddresses},
+    forward::{RECENT_FLOWS_OF_CPU, Run},
     older::{OlderFew, OlderMany, OlderShared},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
@@ -85,6 +87,9 @@ pub struct Map {
     /// to false. That is not allowed for `origin`, `older_few`, `older_many` and `conns`, because they hold
     /// values for open sockets.
     pub is_lasting: bool,
+    /// True if only programs use the map that are not attached on every node. The daemon creates the map on every node, but
+    /// can't find it by the attached programs if its pin is lost.
+    pub is_optional: bool,
 }
 
 impl Map {
@@ -101,6 +106,7 @@ impl Map {
                 Entries::PerCpu(_) | Entries::Fixed(_) => ReplaceIf::Never,
             },
             is_lasting: false,
+            is_optional: false,
         }
     }
 
@@ -118,6 +124,13 @@ impl Map {
     const fn lasting(self) -> Self {
         Self {
             is_lasting: true,
+            ..self
+        }
+    }
+
+    const fn optional(self) -> Self {
+        Self {
+            is_optional: true,
             ..self
         }
     }
@@ -159,12 +172,16 @@ macro_rules! maps {
     };
 }
 
-/// `BPF_F_NO_PREALLOC`: entries are allocated on demand, as socket storage requires.
+/// `BPF_F_NO_PREALLOC`: entries are allocated on demand. Socket storage requires it, and other maps take memory only for
+/// the entries that they have.
 const NO_PREALLOC: u32 = 1;
 /// `BPF_F_NO_COMMON_LRU`: each CPU has its own LRU list.
 const NO_COMMON_LRU: u32 = 2;
 /// `BPF_F_MMAPABLE`: the daemon maps the values into its memory.
 pub const MMAPABLE: u32 = 1 << 10;
+
+/// The maximum number of uplinks that have addresses of their own in the map `link_addresses`.
+const MAX_UPLINKS: u32 = 256;
 
 maps! {
     /// Maps each frontend key to the index of its record.
@@ -199,7 +216,8 @@ maps! {
         "older_shared",
         MapType::Hash,
         Entries::BySize(MapSize::SharedTranslations, Headroom::Pairs),
-    );
+    )
+    .with_flags(NO_PREALLOC);
     /// The older translations that programs of layout 7 and earlier stored for sockets that are still open.
     /// Programs only read and remove them, so a new map is as small as possible.
     OVERFLOW = Map::new::<OverflowKey, Overflow>("overflow", MapType::LruHash, Entries::PerCpu(1))
@@ -224,6 +242,18 @@ maps! {
     /// The cookie of the host's network namespace, and the address families whose steering prefix has a
     /// route.
     HOST = Map::new::<u32, u64>("host", MapType::Array, Entries::Fixed(2)).lasting();
+    /// The flows whose packets are translated.
+    FLOWS = Map::new::<FlowKey, Flow>("flows", MapType::Hash, Entries::BySize(MapSize::Flows, Headroom::Triples))
+        .with_flags(NO_PREALLOC)
+        .lasting()
+        .optional();
+    /// The keys of recent flows, for each CPU. The programs look among them for flows that give way.
+    RECENT_FLOWS = Map::new::<u32, FlowKey>("recent_flows", MapType::Array, Entries::PerCpu(RECENT_FLOWS_OF_CPU))
+        .optional();
+    /// The state of the tc program that runs on each CPU.
+    PACKET_RUNS = Map::new::<u32, Run>("packet_runs", MapType::PerCpuArray, Entries::Fixed(1)).optional();
+    /// The addresses of this node that stand for clients on each uplink.
+    LINK_ADDRESSES = Map::new::<u32, LinkAddresses>("link_addresses", MapType::Hash, Entries::Fixed(MAX_UPLINKS)).optional();
 }
 
 const _: () =
@@ -255,7 +285,7 @@ impl ProgramType {
 pub enum AttachPoint {
     /// The cgroup (`bpf.cgroup`), through a single link that is pinned under the program's name.
     Cgroup,
-    /// Each uplink (`service.uplinks`) on a node that steers connections, through a link that is pinned under
+    /// Each uplink (`service.uplinks`) on a node that needs the program, through a link that is pinned under
     /// the program's name and the device's index. On kernels without such links, the program is attached as a
     /// tc filter.
     Uplinks,
@@ -314,6 +344,24 @@ pub const GUARD: Program = Program {
     attach_point: AttachPoint::Uplinks,
 };
 
+/// The program that changes the destinations of packets that arrive on uplinks.
+pub const IN: Program = Program {
+    name: "in",
+    kind: ProgramType::Classifier,
+    // BPF_TCX_INGRESS.
+    hook: 46,
+    attach_point: AttachPoint::Uplinks,
+};
+
+/// The program that changes the sources of packets that leave on uplinks.
+pub const OUT: Program = Program {
+    name: "out",
+    kind: ProgramType::Classifier,
+    // BPF_TCX_EGRESS.
+    hook: 47,
+    attach_point: AttachPoint::Uplinks,
+};
+
 /// All programs, in the order in which they are attached: those that restore a VIP come before those that
 /// replace it.
 pub const PROGRAMS: &[Program] = &[
@@ -327,6 +375,8 @@ pub const PROGRAMS: &[Program] = &[
     Program::at_cgroup("sendmsg4", ProgramType::SocketAddress, 14),
     Program::at_cgroup("sendmsg6", ProgramType::SocketAddress, 15),
     GUARD,
+    OUT,
+    IN,
 ];
 
 #[cfg(test)]

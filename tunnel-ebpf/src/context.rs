@@ -22,6 +22,7 @@ use aya_ebpf::{
 };
 use tunnel_common::{
     addr::{Address, Port, Protocol},
+    flow::Timeouts,
     kernel_offsets::OFFSET_COUNT,
     origin::Origin,
     service::FrontendKey,
@@ -83,6 +84,46 @@ static KERNEL_OFFSETS: [Global<u32>; OFFSET_COUNT] = {
     const UNKNOWN: Global<u32> = Global::new(0);
     [UNKNOWN; OFFSET_COUNT]
 };
+
+/// The timeouts of flows in seconds, in the order of the fields of [`Timeouts`]. Set by the loader.
+#[unsafe(no_mangle)]
+static FLOW_TIMEOUTS: [Global<u32>; 7] = {
+    const NONE: Global<u32> = Global::new(0);
+    [NONE; 7]
+};
+/// The ports that may stand for clients: the first one, and their number. Set by the loader.
+#[unsafe(no_mangle)]
+static MASQUERADE_PORTS: [Global<u32>; 2] = [Global::new(0), Global::new(0)];
+
+/// Returns the timeouts of flows.
+#[inline(always)]
+pub(crate) fn flow_timeouts() -> Timeouts {
+    let [
+        closed,
+        closing,
+        half_open,
+        unanswered,
+        answered,
+        half_closed,
+        established,
+    ] = &FLOW_TIMEOUTS;
+    Timeouts {
+        closed: closed.load(),
+        closing: closing.load(),
+        half_open: half_open.load(),
+        unanswered: unanswered.load(),
+        answered: answered.load(),
+        half_closed: half_closed.load(),
+        established: established.load(),
+    }
+}
+
+/// Returns the first of the ports that may stand for clients, and their number.
+#[inline(always)]
+pub(crate) fn masquerade_ports() -> [u32; 2] {
+    let [first, count] = &MASQUERADE_PORTS;
+    [first.load(), count.load()]
+}
 
 /// Returns the offset of a field in a kernel structure. If the offsets are unknown, they are all 0.
 #[inline(always)]

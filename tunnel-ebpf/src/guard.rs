@@ -6,16 +6,10 @@ use tunnel_common::{addr::Address, reason::Reason};
 
 use crate::{
     context::{GUARD_V4, GUARD_V6},
-    event_log, maps, packet,
+    event_log, maps,
+    packet::{self, DROP, ETH_P_IP, ETH_P_IPV6, NEXT},
 };
 
-/// The return value that passes the packet on to the next program (`TC_ACT_UNSPEC`, the same as `TCX_NEXT`).
-const NEXT: i32 = -1;
-/// The return value that drops the packet (`TC_ACT_SHOT`, the same as `TCX_DROP`).
-const DROP: i32 = 2;
-
-const ETH_P_IP: u16 = 0x0800;
-const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 

@@ -7,7 +7,7 @@ use aya_ebpf::{
 
 use crate::{
     context::{ALLOW, Sock4, Sock6},
-    guard, origin, socket,
+    forward, guard, origin, socket,
 };
 
 #[cgroup_sock_addr(connect4)]
@@ -63,4 +63,15 @@ fn sock_release(ctx: SockContext) -> i32 {
 #[classifier]
 fn guard(ctx: TcContext) -> i32 {
     guard::filter(&ctx)
+}
+
+// `in` is a keyword of Rust.
+#[classifier]
+fn r#in(ctx: TcContext) -> i32 {
+    forward::arrive(&ctx)
+}
+
+#[classifier]
+fn out(ctx: TcContext) -> i32 {
+    forward::leave(&ctx)
 }

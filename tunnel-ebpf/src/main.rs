@@ -7,6 +7,7 @@ mod client_address;
 mod context;
 #[path = "event_log_disabled.rs"]
 mod event_log;
+mod forward;
 mod guard;
 mod hooks;
 mod maps;

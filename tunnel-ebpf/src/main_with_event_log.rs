@@ -6,6 +6,7 @@
 mod client_address;
 mod context;
 mod event_log;
+mod forward;
 mod guard;
 mod hooks;
 mod maps;

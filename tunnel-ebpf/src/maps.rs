@@ -1,6 +1,7 @@
 //! The maps, and all access to them. No other module accesses a map.
 #![expect(unsafe_code, reason = "BPF map access")]
 
+mod flows;
 mod older;
 
 use core::{arch::asm, ptr};
@@ -26,9 +27,12 @@ use tunnel_common::{
     steering::{SteeringKey, SteeringRecord},
 };
 
-pub(crate) use self::older::{
-    few, few_or_new, insert_shared, many, many_of_closed, many_or_new, overflow, remove_overflow,
-    remove_shared, shared,
+pub(crate) use self::{
+    flows::link_addresses,
+    older::{
+        few, few_or_new, insert_shared, many, many_of_closed, many_or_new, overflow,
+        remove_overflow, remove_shared, shared,
+    },
 };
 use crate::context;
 
@@ -401,7 +405,13 @@ pub(crate) fn store_host_namespace(cookie: u64) {
 /// Increments a reason's counter on this CPU.
 #[inline(always)]
 pub(crate) fn count_reason(reason: Reason) {
-    add(REASON_COUNTS.get_ptr_mut(reason.index()), 1);
+    count_reason_at(reason.index());
+}
+
+/// Increments the counter on this CPU of the reason with an index.
+#[inline(always)]
+pub(crate) fn count_reason_at(reason: u32) {
+    add(REASON_COUNTS.get_ptr_mut(reason), 1);
 }
 
 /// Adds a number to a counter, if there is one.

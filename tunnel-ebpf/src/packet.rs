@@ -1,10 +1,237 @@
-//! Reads packets in tc programs, with bounds checks.
-#![expect(unsafe_code, reason = "packets are read by BPF helpers")]
+//! Reads and changes packets in tc programs, with bounds checks.
+#![expect(unsafe_code, reason = "packets are accessed by BPF helpers")]
+
+use core::{
+    mem::{offset_of, zeroed},
+    ptr,
+};
 
 use aya_ebpf::{
-    EbpfContext as _, bindings::bpf_hdr_start_off::BPF_HDR_START_NET,
-    helpers::generated::bpf_skb_load_bytes_relative, programs::TcContext,
+    EbpfContext as _,
+    bindings::{
+        __sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM,
+        bpf_hdr_start_off::BPF_HDR_START_NET, bpf_sock_tuple,
+        bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 as SockTupleV4,
+        bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 as SockTupleV6,
+    },
+    helpers::generated::{
+        bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_sk_lookup_udp, bpf_sk_release,
+        bpf_skb_load_bytes_relative, bpf_skb_store_bytes, bpf_skc_lookup_tcp,
+    },
+    programs::TcContext,
 };
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    flow::Endpoint,
+    packet::{Family, PacketBytes},
+    rewrite::{Difference, PacketEdits, TransportChecksum},
+};
+
+/// The return value that passes the packet on to the next program (`TC_ACT_UNSPEC`, the same as `TCX_NEXT`).
+pub(crate) const NEXT: i32 = -1;
+/// The return value that drops the packet (`TC_ACT_SHOT`, the same as `TCX_DROP`).
+pub(crate) const DROP: i32 = 2;
+
+pub(crate) const ETH_P_IP: u16 = 0x0800;
+pub(crate) const ETH_P_IPV6: u16 = 0x86dd;
+
+/// `PACKET_HOST`: the link layer has addressed the packet to this host.
+const PACKET_HOST: u32 = 0;
+
+/// The offset of the network header in the packets of a link with Ethernet headers. VLAN tags are not in the packet.
+const NETWORK_HEADER: u32 = 14;
+
+/// Reads a word of the context.
+#[inline(always)]
+fn read_context(ctx: &TcContext, offset: usize) -> u32 {
+    let start = ctx.skb.skb.cast::<u32>();
+    // SAFETY: the context is a valid `__sk_buff`, and the offset is one of its 32-bit fields.
+    unsafe { start.wrapping_byte_add(offset).read_volatile() }
+}
+
+/// Returns the IP version of a packet, or `None` if it is no IP packet.
+#[inline(always)]
+pub(crate) fn family(ctx: &TcContext) -> Option<Family> {
+    match protocol(ctx) {
+        ETH_P_IP => Some(Family::V4),
+        ETH_P_IPV6 => Some(Family::V6),
+        _ => None,
+    }
+}
+
+/// Returns true if a packet that arrives is for this host, and for the link that it arrives on. The link layer also hands
+/// over packets for others, such as broadcasts, and those of its VLANs, which have links of their own.
+#[inline(always)]
+pub(crate) fn is_for_this_host(ctx: &TcContext) -> bool {
+    read_context(ctx, offset_of!(__sk_buff, pkt_type)) == PACKET_HOST && !has_tag(ctx)
+}
+
+/// Returns true if a packet has a VLAN tag.
+#[inline(always)]
+pub(crate) fn has_tag(ctx: &TcContext) -> bool {
+    read_context(ctx, offset_of!(__sk_buff, vlan_present)) != 0
+}
+
+/// Returns the index of the link that a packet arrives on or leaves by.
+#[inline(always)]
+pub(crate) fn link(ctx: &TcContext) -> u32 {
+    read_context(ctx, offset_of!(__sk_buff, ifindex))
+}
+
+/// Returns true if a socket of this node would receive packets from `from` to `to`: a connected socket, a listener, or a
+/// UDP socket that is bound to the port.
+#[inline(always)]
+pub(crate) fn has_socket(
+    ctx: &TcContext,
+    protocol: Protocol,
+    to: &Endpoint,
+    from: &Endpoint,
+) -> bool {
+    // SAFETY: every bit pattern is valid.
+    let mut tuple: bpf_sock_tuple = unsafe { zeroed() };
+    let is_v4 = to.address.is_v4();
+    let length = if is_v4 {
+        tuple.__bindgen_anon_1.ipv4 = SockTupleV4 {
+            saddr: from.address.v4_word(),
+            daddr: to.address.v4_word(),
+            sport: from.port.to_network(),
+            dport: to.port.to_network(),
+        };
+        12
+    } else {
+        tuple.__bindgen_anon_1.ipv6 = SockTupleV6 {
+            saddr: from.address.words(),
+            daddr: to.address.words(),
+            sport: from.port.to_network(),
+            dport: to.port.to_network(),
+        };
+        36
+    };
+    let tuple = &raw mut tuple;
+    let sock = if protocol.is_tcp() {
+        // SAFETY: the tuple has at least this length.
+        unsafe { bpf_skc_lookup_tcp(ctx.as_ptr(), tuple, length, CURRENT_NAMESPACE, 0) }
+    } else {
+        // SAFETY: as above.
+        unsafe { bpf_sk_lookup_udp(ctx.as_ptr(), tuple, length, CURRENT_NAMESPACE, 0) }
+    };
+    if sock.is_null() {
+        return false;
+    }
+    // SAFETY: the helper has returned this socket.
+    unsafe { bpf_sk_release(sock.cast()) };
+    true
+}
+
+/// `BPF_F_CURRENT_NETNS`: the network namespace of the packet's link.
+const CURRENT_NAMESPACE: u64 = u64::MAX;
+
+/// The bytes of a packet.
+pub(crate) struct Bytes<'a>(pub(crate) &'a TcContext);
+
+impl PacketBytes for Bytes<'_> {
+    #[inline(always)]
+    fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
+        load_words(self.0, offset)
+    }
+}
+
+/// A packet that is being changed.
+pub(crate) struct Edits<'a>(pub(crate) &'a TcContext);
+
+/// The error of a packet that can't be changed, because there is no memory.
+pub(crate) struct NotWritable;
+
+impl Edits<'_> {
+    /// Writes bytes at an offset from the network header.
+    #[inline(always)]
+    fn store<T>(&self, offset: u32, value: &T, flags: u64) -> Result<(), NotWritable> {
+        #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+        let length = size_of::<T>() as u32;
+        // SAFETY: the helper checks the packet's bounds, and reads `length` bytes of the value.
+        check(unsafe {
+            bpf_skb_store_bytes(
+                self.0.skb.skb,
+                NETWORK_HEADER + offset,
+                ptr::from_ref(value).cast(),
+                length,
+                flags,
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn update(
+        &self,
+        checksum: TransportChecksum,
+        by: Difference,
+        flags: u64,
+    ) -> Result<(), NotWritable> {
+        let flags = if checksum.zero_means_none {
+            flags | u64::from(BPF_F_MARK_MANGLED_0)
+        } else {
+            flags
+        };
+        let offset = NETWORK_HEADER + checksum.offset;
+        // SAFETY: the helper checks the packet's bounds.
+        check(unsafe {
+            bpf_l4_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), flags)
+        })
+    }
+}
+
+#[inline(always)]
+const fn check(result: i64) -> Result<(), NotWritable> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(NotWritable)
+    }
+}
+
+impl PacketEdits for Edits<'_> {
+    type Error = NotWritable;
+
+    #[inline(always)]
+    fn update_header_checksum(&mut self, offset: u32, by: Difference) -> Result<(), NotWritable> {
+        let offset = NETWORK_HEADER + offset;
+        // SAFETY: the helper checks the packet's bounds.
+        check(unsafe { bpf_l3_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), 0) })
+    }
+
+    #[inline(always)]
+    fn update_for_address(
+        &mut self,
+        checksum: TransportChecksum,
+        by: Difference,
+    ) -> Result<(), NotWritable> {
+        self.update(checksum, by, u64::from(BPF_F_PSEUDO_HDR))
+    }
+
+    #[inline(always)]
+    fn update_for_port(
+        &mut self,
+        checksum: TransportChecksum,
+        by: Difference,
+    ) -> Result<(), NotWritable> {
+        self.update(checksum, by, 0)
+    }
+
+    #[inline(always)]
+    fn write_address_v4(&mut self, offset: u32, address: Address) -> Result<(), NotWritable> {
+        self.store(offset, &address.v4_word(), 0)
+    }
+
+    #[inline(always)]
+    fn write_address_v6(&mut self, offset: u32, address: Address) -> Result<(), NotWritable> {
+        self.store(offset, &address.words(), u64::from(BPF_F_RECOMPUTE_CSUM))
+    }
+
+    #[inline(always)]
+    fn write_port(&mut self, offset: u32, port: Port) -> Result<(), NotWritable> {
+        self.store(offset, &port.to_network(), 0)
+    }
+}
 
 /// Returns a packet's network-layer protocol (`ETH_P_…`) in host byte order.
 #[inline(always)]

@@ -12,7 +12,9 @@
 //! - `stray_programs`: finds attached programs that are not pinned in the pin directory
 //! - `kernel_log`: replaces one program with its logging variant, and reads its events
 //! - `batched_writes`: writes to the maps in batches
-//! - `guard`: attaches the guard to uplinks
+//! - `uplink_programs`: attaches programs to uplinks
+//! - `guard`: the guard on uplinks
+//! - `translation`: the programs on uplinks that translate packets
 //! - `open_connections`: the counts of open connections, by backend
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `socket_storage`: reads the translations that are stored with sockets
@@ -54,14 +56,16 @@ mod stray_error;
 mod stray_programs;
 mod stray_set;
 mod sys;
+mod translation;
+mod uplink_programs;
 
 pub(crate) use self::kernel_offsets::search_btf;
 pub use self::{
     attach::{AttachError, Attached},
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
-    data_path::{DataPath, Globals, LoadError, OBJECT, ProgramSettings},
-    guard::{Guard, GuardError},
+    data_path::{DataPath, Globals, LoadError, OBJECT, PacketSettings, ProgramSettings},
+    guard::Guard,
     heartbeat::{DaemonHeartbeat, PinDirectoryId},
     kernel_log::{
         KernelLog, KernelLogError, KernelLogLevel, LoggingProgram, OBJECT as LOGGING_OBJECT,
@@ -77,4 +81,6 @@ pub use self::{
     stray_error::StrayError,
     stray_programs::{StrayPrograms, detach_strays, take_over_strays},
     sys::RcuGrace,
+    translation::Translation,
+    uplink_programs::UplinkError,
 };

@@ -27,7 +27,7 @@ pub use log::LogConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-pub use service::{DetectLocal, Mode, ServiceConfig};
+pub use service::{DetectLocal, Mode, PacketsConfig, ServiceConfig};
 pub use source::SourceConfig;
 pub use tunnel::{IdentityConfig, OnIngressDown, SteeringConfig, TunnelConfig};
 

@@ -5,6 +5,7 @@
 //! - `uplinks`: finds the links that lead outside the node, and those that lead to its pods (pure)
 //! - `route_sync`: maintains the routes that make the steering prefixes local, and the file that records them
 //! - `steering_route`: a route that makes a steering prefix local
+//! - `packets`: keeps the programs that translate packets attached to the uplinks
 //! - `snapshot`: the links, addresses and routes at one point in time (pure)
 //! - `netlink`: queries rtnetlink, and changes routes
 //! - `sock_diag`: lists and ends the sockets in a network namespace
@@ -13,6 +14,7 @@
 mod follower;
 mod local_listeners;
 mod netlink;
+mod packets;
 mod route_sync;
 mod snapshot;
 mod sock_diag;
@@ -40,6 +42,7 @@ pub use self::{
     follower::{LinkClassifier, NetworkFollower, NetworkState},
     local_listeners::Listeners,
     netlink::NetError,
+    packets::{AddressPair, PacketLinks, UplinkTranslation},
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
     uplinks::{LinkSettings, PodRanges, matches_link},

@@ -251,6 +251,7 @@ impl GracelessWriter {
             cluster: IndexRange { base, len },
             algorithm: Algorithm::RANDOM,
             flags: 0,
+            packet_flags: 0,
             reserved: 0,
             inline_backends: if len > 3 {
                 [InlineBackend::NONE; MAX_INLINE_BACKENDS]

@@ -142,6 +142,7 @@ pub(crate) const fn record(key: FrontendKey) -> Frontend {
         cluster: NOTHING,
         algorithm: Algorithm::RANDOM,
         flags: Frontend::HAS_ENDPOINTS,
+        packet_flags: 0,
         reserved: 0,
         inline_backends: [InlineBackend::NONE; MAX_INLINE_BACKENDS],
         local: NOTHING,

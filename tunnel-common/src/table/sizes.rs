@@ -86,6 +86,9 @@ sizes! {
     /// Translations of UDP sockets that use more than about 120 VIPs. Up to that number, a socket's translations
     /// are stored with the socket. When the map is full, further translations are lost and counted.
     shared_translations, "sharedTranslations": SharedTranslations of SharedTranslations = 8192;
+    /// Flows of packets that are translated (`service.packets`). A flow takes memory only while it exists: about 500
+    /// bytes. If all of them are open connections, new ones are refused and counted.
+    flows, "flows": Flows of Flows = 32_768;
 }
 
 /// A group of maps that refer to each other by index and are therefore replaced together.
@@ -99,15 +102,18 @@ pub enum MapGroup {
     Affinity,
     /// The map of the translations for which there is no room in the storage of their sockets.
     SharedTranslations,
+    /// The map of flows. It has the minimum size unless `service.packets` is enabled.
+    Flows,
 }
 
 impl MapGroup {
     /// All groups.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Services,
         Self::Steering,
         Self::Affinity,
         Self::SharedTranslations,
+        Self::Flows,
     ];
 }
 
@@ -126,6 +132,7 @@ impl MapSizes {
             steering: number,
             affinity: number,
             shared_translations: number,
+            flows: number,
         }
     }
 
@@ -152,7 +159,7 @@ impl MapSizes {
     }
 
     /// Derives the sizes with which existing maps were created from how many entries each has, as returned by
-    /// `entries`. Returns `None` if a map is missing.
+    /// `entries`. An optional map that is missing counts as not enabled. Returns `None` if another map is missing.
     pub fn of_maps(entries: impl Fn(&Map) -> Option<u32>) -> Option<Self> {
         MapSize::ALL
             .into_iter()
@@ -162,7 +169,9 @@ impl MapSizes {
                     Entries::BySize(..) | Entries::PerCpu(_) | Entries::Fixed(_) => None,
                 });
                 let (map, headroom) = found?;
-                Some(sizes.with(size, headroom.size_for(entries(map)?)))
+                let its = entries(map).map(|entries| headroom.size_for(entries));
+                let its = its.or_else(|| map.is_optional.then_some(Self::DISABLED));
+                Some(sizes.with(size, its?))
             })
     }
 
@@ -217,6 +226,9 @@ pub enum Headroom {
     Quarantine,
     /// As many additional entries as the size, because each translation has two entries.
     Pairs,
+    /// Twice as many additional entries as the size, because each flow has up to three entries, and one more, so that a map
+    /// that is not used has one.
+    Triples,
 }
 
 impl Headroom {
@@ -230,6 +242,7 @@ impl Headroom {
             Self::Probe => size + 1,
             Self::Quarantine => size * 2 + 1,
             Self::Pairs => size * 2,
+            Self::Triples => size * 3 + 1,
         }
     }
 
@@ -247,6 +260,7 @@ impl Headroom {
             Self::Probe => entries.saturating_sub(1),
             Self::Quarantine => entries.saturating_sub(1) / 2,
             Self::Pairs => entries / 2,
+            Self::Triples => entries.saturating_sub(1) / 3,
         }
     }
 }
@@ -279,6 +293,7 @@ mod tests {
             Headroom::Probe,
             Headroom::Quarantine,
             Headroom::Pairs,
+            Headroom::Triples,
         ] {
             for size in (0..200).chain([4096, 65_536, 131_072]) {
                 assert_eq!(

@@ -15,10 +15,11 @@ static OLDER_FEW: SkStorage<OlderFew> = SkStorage::new();
 #[btf_map(name = "older_many")]
 static OLDER_MANY: SkStorage<OlderMany> = SkStorage::new();
 #[btf_map(name = "older_shared")]
-static OLDER_SHARED: HashMap<OverflowKey, OlderShared, 1> = HashMap::new();
+static OLDER_SHARED: HashMap<OverflowKey, OlderShared, 1, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "overflow")]
 static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> = LruHashMap::new();
 
+const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
 
 /// Returns a socket's value in `older_few`. The caller must not hold another reference to it.

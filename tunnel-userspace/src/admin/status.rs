@@ -62,7 +62,10 @@ pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (MapSize, us
             MapSize::SourceRanges => count(stats.source_ranges),
             // The steering maps have their own section in the status, and only the kernel programs write the
             // affinity map.
-            MapSize::Steering | MapSize::Affinity | MapSize::SharedTranslations => return None,
+            MapSize::Steering
+            | MapSize::Affinity
+            | MapSize::SharedTranslations
+            | MapSize::Flows => return None,
         };
         Some((size, used))
     })

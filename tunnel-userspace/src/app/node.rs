@@ -6,7 +6,12 @@ mod locks;
 mod socket_termination;
 mod start_timer;
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
@@ -19,11 +24,14 @@ use super::{
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
-    bpf::Guard,
+    bpf::{Attachment, DataPath, Guard},
     config::Config,
     events,
     model::{ClusterUpdate, ObjectName},
-    net::{self, NetworkFollower, NetworkSetup, NetworkState, UplinkGuard as _},
+    net::{
+        self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, UplinkGuard as _,
+        UplinkTranslation as _,
+    },
     plan::SteeringRules,
     reconcile,
     source::kube::ApiServer,
@@ -119,6 +127,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         } = kernel;
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
+        start_translation(&config, (&data_path, &attachment), &links, &mut tasks)?;
         drop(data_path);
         if let Some((network, inside)) =
             start_steering(&config, guard, links, &node_ranges, network_view).await?
@@ -224,8 +233,8 @@ async fn watch_network(
     // Only lists the links that an earlier process guarded. Programs that log may still replace the guard.
     let guard = kernel.data_path.guard();
     let guard = guard.map_err(failed("cannot use the maps"))?;
-    let steering = config.tunnel.steering.as_ref();
-    let classifier = steering.map(|_| net::LinkClassifier {
+    let needs_links = config.tunnel.steering.is_some() || config.service.packets.enabled;
+    let classifier = needs_links.then(|| net::LinkClassifier {
         settings: link_settings(config),
         node_ranges: kernel.reconcile_loop.steering().pod_ranges(),
         former_uplinks: guard.guarded_links(),
@@ -257,6 +266,28 @@ fn save_held_addresses(config: &Config, kernel: &mut KernelSetup, tasks: &mut Ta
         let saving = reconcile::save_held_addresses(path, holders, tasks.draining());
         tasks.start("node addresses", saving);
     }
+}
+
+/// Attaches the programs that translate packets, and starts the task that keeps them attached. If `service.packets` is off,
+/// detaches those of an earlier process.
+fn start_translation(
+    config: &Config,
+    (data_path, attachment): (&DataPath, &Attachment),
+    links: &watch::Receiver<NetworkState>,
+    tasks: &mut Tasks,
+) -> Result<(), RoleError> {
+    let translation = data_path.translation();
+    let translation = translation.map_err(failed("cannot use the maps"))?;
+    let mut translation = translation.with_attachment(attachment.clone());
+    if config.service.packets.enabled {
+        let mut packets = PacketLinks::new(translation, links.clone(), config.bpf.check_interval);
+        packets.check(false);
+        tasks.start("packets", packets.run(tasks.draining()));
+    } else if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
+        let error = &error as &dyn std::error::Error;
+        warn!(error, "cannot detach the programs of an earlier process");
+    }
+    Ok(())
 }
 
 /// This node's current addresses.

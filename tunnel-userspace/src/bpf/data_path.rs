@@ -10,14 +10,15 @@ use std::{
 use aya::{Ebpf, EbpfError, EbpfLoader, programs::ProgramError, util::nr_cpus};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tunnel_common::{
+    flow::Timeouts,
     steering::Prefix,
-    table::{self, MAPS, PROGRAMS},
+    table::{self, MAPS, PROGRAMS, Program},
 };
 
 use super::{
     attach::{self, AttachError, Attached},
     attachment::Attachment,
-    guard::Guard,
+    guard::{self, Guard},
     heartbeat::DaemonHeartbeat,
     kernel_offsets::KernelOffsets,
     maps::{Counters, KernelMaps, KernelSteering},
@@ -28,6 +29,8 @@ use super::{
     probe::Features,
     programs::{self, Programs},
     sys::MapHandle,
+    translation::{self, Translation},
+    uplink_programs::UplinkPrograms,
 };
 use crate::reconcile::{AdoptError, GracePeriod, MapSizes, ReadError, WriteError};
 
@@ -92,6 +95,58 @@ pub struct ProgramSettings {
     pub own_mark: u32,
     /// The steering prefixes, at most one per address family. If there are none, nothing is steered.
     pub prefixes: Vec<Prefix>,
+    /// The settings of the programs that translate packets. If `None`, these programs are not loaded.
+    pub packets: Option<PacketSettings>,
+}
+
+/// The settings of the programs that translate packets.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PacketSettings {
+    /// The timeouts of idle flows.
+    pub timeouts: Timeouts,
+    /// The first and the last port that may stand for clients.
+    pub ports: (u16, u16),
+}
+
+impl Default for PacketSettings {
+    /// Returns the default settings. The ports are below the kernel's range for outgoing connections
+    /// (`net.ipv4.ip_local_port_range`), and below Kubernetes' range for node ports.
+    fn default() -> Self {
+        Self {
+            timeouts: Timeouts::DEFAULT,
+            ports: (1024, 29_999),
+        }
+    }
+}
+
+impl PacketSettings {
+    /// Returns the timeouts in the order in which the programs have them.
+    const fn timeouts(&self) -> [u32; 7] {
+        let Timeouts {
+            closed,
+            closing,
+            half_open,
+            unanswered,
+            answered,
+            half_closed,
+            established,
+        } = self.timeouts;
+        [
+            closed,
+            closing,
+            half_open,
+            unanswered,
+            answered,
+            half_closed,
+            established,
+        ]
+    }
+
+    /// Returns the first of the ports that may stand for clients, and their number.
+    fn ports(&self) -> [u32; 2] {
+        let (first, last) = self.ports;
+        [first.into(), u32::from(last.saturating_sub(first)) + 1]
+    }
 }
 
 impl ProgramSettings {
@@ -107,7 +162,7 @@ impl ProgramSettings {
 
 /// The programs' constants (globals in the object): the name and bytes of each.
 #[derive(Clone, Debug)]
-pub struct Globals([(&'static str, Vec<u8>); 8]);
+pub struct Globals([(&'static str, Vec<u8>); 10]);
 
 impl Globals {
     /// Returns the constants for this kernel's features and these settings.
@@ -119,6 +174,7 @@ impl Globals {
         let (network6, mask6) = settings.network_and_mask(false);
         let kernel_socket_bit = features.kernel_socket_bit;
         let (byte, bit) = kernel_socket_bit.map_or((0, 0), |it| (it.byte, it.bit));
+        let packets = settings.packets.unwrap_or_default();
         Self([
             ("KERN_SOCK_BYTE", bytes(&[byte])),
             ("KERN_SOCK_BIT", vec![bit]),
@@ -131,6 +187,8 @@ impl Globals {
             ("STEERING", vec![u8::from(!settings.prefixes.is_empty())]),
             ("GUARD_V4", bytes(&guard4)),
             ("GUARD_V6", bytes(&[network6, mask6].concat())),
+            ("FLOW_TIMEOUTS", bytes(&packets.timeouts())),
+            ("MASQUERADE_PORTS", bytes(&packets.ports())),
         ])
     }
 
@@ -150,8 +208,8 @@ impl Globals {
 /// Programs that are loaded with the pinned maps and ready to be attached.
 pub struct DataPath {
     pub(super) programs: Programs,
-    /// The programs for uplinks: the plain ones, or their logging variants.
-    pub(super) uplink_programs: Programs,
+    /// The logging variant of a program for uplinks, which replaces the plain one.
+    pub(super) logging_uplink_program: Option<(&'static Program, Programs)>,
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
@@ -188,7 +246,11 @@ impl DataPath {
     ) -> Result<Self, LoadError> {
         let start = migration::plan(pins, wanted, now)?;
         let globals = Globals::new(features, settings);
-        let loaded = Self::load_on(&start, pins, features, globals.clone(), now);
+        let has_packets = settings.packets.is_some();
+        let load = |start: &StartMaps| {
+            Self::load_on(start, pins, features, (globals.clone(), has_packets), now)
+        };
+        let loaded = load(&start);
         match (loaded, start.migration().and_then(|it| it.old_sizes)) {
             (Err(error), Some(old_sizes)) => {
                 let error = &error as &dyn std::error::Error;
@@ -197,13 +259,7 @@ impl DataPath {
                     "cannot create maps of the new sizes; the maps keep their sizes"
                 );
                 pins.discard_next()?;
-                Self::load_on(
-                    &StartMaps::Existing(old_sizes),
-                    pins,
-                    features,
-                    globals,
-                    now,
-                )
+                load(&StartMaps::Existing(old_sizes))
             }
             (loaded, _) => loaded,
         }
@@ -213,7 +269,7 @@ impl DataPath {
         start: &StartMaps,
         pins: &PinDirectory,
         features: Features,
-        globals: Globals,
+        (globals, has_packets): (Globals, bool),
         now: Duration,
     ) -> Result<Self, LoadError> {
         let (directory, sizes) = match start {
@@ -225,14 +281,14 @@ impl DataPath {
         if let Some(migration) = migration {
             migration.pin_kept_maps(&directory)?;
         }
-        let programs = Programs::new(load_object(&directory, sizes, &globals)?);
+        let programs = Programs::new(load_object(&directory, sizes, &globals, has_packets)?);
         if let Some(migration) = migration {
             migration.fill(&directory, now)?;
         }
         let open_connections =
             OpenConnections::open(&directory, &pins.replaced(&directory, table::CONNS.name)?)?;
         Ok(Self {
-            uplink_programs: programs.clone(),
+            logging_uplink_program: None,
             programs,
             open_connections: Arc::new(open_connections),
             maps: directory,
@@ -291,8 +347,27 @@ impl DataPath {
     /// Returns an error if the map `host` can't be opened.
     pub fn guard(&self) -> Result<Guard, ReadError> {
         let host = MapHandle::open(&self.maps, &table::HOST)?;
-        let (programs, links) = (self.uplink_programs.clone(), self.links.clone());
-        Ok(Guard::new(programs, host, links, self.features))
+        Ok(Guard::new(self.uplink_programs(guard::ROWS), host))
+    }
+
+    /// Returns the programs that translate packets on uplinks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map `link_addresses` can't be opened.
+    pub fn translation(&self) -> Result<Translation, ReadError> {
+        let addresses = MapHandle::open(&self.maps, &table::LINK_ADDRESSES)?;
+        let programs = self.uplink_programs(translation::ROWS);
+        Ok(Translation::new(programs, addresses))
+    }
+
+    fn uplink_programs(&self, rows: &'static [Program]) -> UplinkPrograms {
+        UplinkPrograms::new(
+            rows,
+            self.programs.clone(),
+            self.logging_uplink_program.clone(),
+            (self.links.clone(), self.features),
+        )
     }
 
     /// Returns the heartbeat of a daemon that uses the maps, with this pin directory.
@@ -368,8 +443,14 @@ pub(super) fn loader<'a>(directory: &Path, globals: &'a Globals) -> EbpfLoader<'
     loader
 }
 
-/// Opens or creates the maps in a directory, and loads every program with them.
-fn load_object(directory: &Path, sizes: MapSizes, globals: &Globals) -> Result<Ebpf, LoadError> {
+/// Opens or creates the maps in a directory, and loads every program with them. Leaves out the programs that translate
+/// packets if `has_packets` is false.
+fn load_object(
+    directory: &Path,
+    sizes: MapSizes,
+    globals: &Globals,
+    has_packets: bool,
+) -> Result<Ebpf, LoadError> {
     let mut loader = loader(directory, globals);
     let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
     let cpus = u32::try_from(cpus).map_err(|error| LoadError::Cpus(io::Error::other(error)))?;
@@ -379,6 +460,7 @@ fn load_object(directory: &Path, sizes: MapSizes, globals: &Globals) -> Result<E
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
     PROGRAMS
         .iter()
+        .filter(|program| has_packets || ![table::IN, table::OUT].contains(program))
         .try_for_each(|program| programs::load(&mut ebpf, program))?;
     Ok(ebpf)
 }

@@ -139,7 +139,7 @@ impl DataPath {
         let variant = Programs::new(variant);
         let plain = match row.attach_point {
             AttachPoint::Uplinks => {
-                self.uplink_programs = variant;
+                self.logging_uplink_program = Some((row, variant));
                 None
             }
             AttachPoint::Cgroup => {

@@ -132,6 +132,10 @@ fn plan_conversion(
             |group| group != MapGroup::Steering || sizes_differ(group, old_sizes, sizes);
         replaced_groups.retain(|group| is_replaced(*group));
     }
+    let flows = pinned_entries(&old_directory, &table::FLOWS)?;
+    if flows == Some(table::FLOWS.entries(sizes, 1)) {
+        replaced_groups.retain(|group| *group != MapGroup::Flows);
+    }
     info!(from = %old_directory.display(), ?sizes, "replacing the maps, since they have an older layout");
     Ok(StartMaps::Migrate(Box::new(Migration {
         old_directory,

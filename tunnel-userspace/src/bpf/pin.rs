@@ -12,8 +12,8 @@ use tunnel_common::{
 };
 
 use super::{
-    attach, guard, map_directories::Directory, map_spec::MapSpec, path::failed,
-    pin_directory::PinError, sys,
+    attach, map_directories::Directory, map_spec::MapSpec, path::failed, pin_directory::PinError,
+    sys, uplink_programs,
 };
 
 /// Detaches the program of a pinned link immediately. The pin stays.
@@ -58,9 +58,12 @@ impl Pin {
         let (program, device) =
             known.ok_or_else(|| self.foreign("Culvert has no program of that name"))?;
         if let Some(device) = device {
-            return match guard::is_guard(&self.path, device) {
+            return match uplink_programs::is_program_of(program, &self.path, device) {
                 Ok(true) => Ok(()),
-                Ok(false) => Err(self.foreign(format!("it is not the guard of device {device}"))),
+                Ok(false) => Err(self.foreign(format!(
+                    "it is not the program {} of device {device}",
+                    program.name
+                ))),
                 Err(error) => Err(failed("inspect", &self.path)(error).into()),
             };
         }
@@ -111,8 +114,9 @@ impl Pin {
     /// Detaches the program if the pin is for a link or a filter, and removes the pin.
     pub(super) fn remove(&self) -> Result<(), PinError> {
         let path = &self.path;
-        if let Some((_, Some(device))) = attach::parse_pin_name(&self.name) {
-            guard::remove_filter(path, device).map_err(failed("detach the filter of", path))?;
+        if let Some((program, Some(device))) = attach::parse_pin_name(&self.name) {
+            uplink_programs::remove_filter(program, path, device)
+                .map_err(failed("detach the filter of", path))?;
         }
         // Maps can't be detached, and links to a removed cgroup are already detached.
         if let Err(error) = detach_pinned_link(path) {

@@ -17,6 +17,7 @@ use nix::{
     fcntl::{Flock, FlockArg},
     sys::statfs::BPF_FS_MAGIC,
 };
+use tunnel_common::table::MAPS;
 
 use super::{
     path::{file_system_type, nearest_existing},
@@ -71,6 +72,7 @@ impl PinAliases {
                 &mut entries,
             );
         }
+        found.add_optional_maps();
         for directory in &found.directories {
             let opened = File::open(directory);
             match opened.map(|it| Flock::lock(it, FlockArg::LockExclusiveNonblock)) {
@@ -113,6 +115,16 @@ impl PinAliases {
                 self.pins.push(path);
             }
         }
+    }
+
+    /// Adds the pins of optional maps, which no attached program may use, next to the pins that were found.
+    fn add_optional_maps(&mut self) {
+        let parents: BTreeSet<_> = self.pins.iter().filter_map(|pin| pin.parent()).collect();
+        let optional = MAPS.iter().filter(|row| row.is_optional);
+        let pins = optional.flat_map(|row| parents.iter().map(|parent| parent.join(row.name)));
+        let is_new = |pin: &PathBuf| pin.exists() && !self.pins.contains(pin);
+        let pins: Vec<_> = pins.filter(is_new).collect();
+        self.pins.extend(pins);
     }
 
     /// Removes the pins, and the directories that are empty without them. Nothing is detached as long as other pins or

@@ -13,10 +13,11 @@ use std::{
 use nix::fcntl::Flock;
 use tunnel_common::{
     LAYOUT_VERSION,
-    table::{AttachPoint, MAPS, MapSizes, Program},
+    table::{self, AttachPoint, MAPS, MapSizes, Program},
 };
 
 use super::{
+    attach,
     directory_lock::{lock_directory, process_hint},
     heartbeat::PinDirectoryId,
     map_directories::{self, Directory, DirectoryChange, DirectoryRole},
@@ -213,7 +214,13 @@ impl PinDirectory {
                 older = map_directories::complete_set(&directories, directory.layout).or(older);
             }
         }
-        let missing = MAPS.iter().find(|map| !found.contains_key(map.name));
+        let translates = |pin: &Pin| {
+            attach::parse_pin_name(&pin.name)
+                .is_some_and(|(program, _)| [table::IN, table::OUT].contains(program))
+        };
+        let needs_all = links.iter().any(translates);
+        let mut needed = MAPS.iter().filter(|map| needs_all || !map.is_optional);
+        let missing = needed.find(|map| !found.contains_key(map.name));
         if let Some(map) = missing
             && !links.is_empty()
             && older.is_none()

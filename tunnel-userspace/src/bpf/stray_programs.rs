@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tunnel_common::table::{self, AttachPoint, GUARD, Map, Program};
+use tunnel_common::table::{self, AttachPoint, Map, Program};
 
 use super::{
     attach::{self, OpenCgroup},
@@ -382,33 +382,43 @@ impl Found {
             }
         }
         let mut sets: Vec<_> = sets.into_values().collect();
-        self.add_guards(&links, &mut sets).map_err(inspect)?;
+        self.add_uplink_programs(&links, &mut sets)?;
         Ok(sets)
     }
 
-    /// Adds the guards on uplinks that share maps with a set. Guards that are attached as filters have no links, and
+    /// Adds the programs on uplinks that share maps with a set. Programs that are attached as filters have no links, and
     /// are not found.
-    fn add_guards(&self, links: &[(LinkIds, LinkInfo)], sets: &mut [StraySet]) -> io::Result<()> {
-        let guards = links.iter().filter(|(ids, info)| {
+    fn add_uplink_programs(
+        &self,
+        links: &[(LinkIds, LinkInfo)],
+        sets: &mut [StraySet],
+    ) -> Result<(), StrayError> {
+        let attached = links.iter().filter(|(ids, info)| {
             info.attach_point == AttachPoint::Uplinks && !self.pinned.contains(&ids.program)
         });
-        for (ids, info) in guards {
+        for (ids, info) in attached {
             // The program may have been removed meanwhile.
             let Ok(program) = sys::program_by_id(ids.program) else {
                 continue;
             };
-            let is_guard = program.name == GUARD.name && program.kind == GUARD.kind.number();
+            let row = Program::named(&program.name).filter(|row| {
+                row.attach_point == AttachPoint::Uplinks && row.kind.number() == program.kind
+            });
             let shares = |set: &&mut StraySet| {
                 let mut maps = program.maps.iter();
                 maps.any(|id| set.maps.get(id).is_some_and(|map| !map.name.contains('.')))
             };
             let device = u32::try_from(info.target_id).unwrap_or_default();
-            if is_guard
+            if let Some(row) = row
                 && device != 0
                 && let Some(set) = sets.iter_mut().find(shares)
-                && let Some(link) = sys::link_by_id(ids.link)?
+                && let Some(link) =
+                    sys::link_by_id(ids.link).map_err(|error| self.inspect_error(error))?
             {
-                set.links.push((attach::pin_name(&GUARD, device), link));
+                for id in &program.maps {
+                    set.maps.extend(self.map(*id)?.map(|map| (*id, map)));
+                }
+                set.links.push((attach::pin_name(row, device), link));
             }
         }
         Ok(())

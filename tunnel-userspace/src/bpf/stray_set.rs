@@ -40,7 +40,9 @@ impl StraySet {
             .filter_map(|row| Some((row, named(row)?)))
             .collect();
         // A newer layout has all of this layout's lasting maps, or changes one of them.
-        let is_complete = found.len() == MAPS.len();
+        let is_complete = MAPS
+            .iter()
+            .all(|row| row.is_optional || found.iter().any(|(it, _)| *it == row));
         let mut different = found.iter().filter(|(row, map)| !is_map(map, row));
         let different = different.find(|(row, _)| row.is_lasting || is_complete);
         match different {

@@ -48,6 +48,7 @@ const BPF_LINK_TYPE_TCX: u32 = 11;
 const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_ITER: u32 = 28;
 const BPF_F_BEFORE: u32 = 8;
+const BPF_F_AFTER: u32 = 16;
 
 /// The attribute for bpf(2) (`union bpf_attr`), large enough for every command used here. Bytes that are not
 /// set are zero.
@@ -161,7 +162,8 @@ impl LinkTarget<'_> {
     }
 }
 
-/// Attaches a program through a new link. On a device, the program runs before all others.
+/// Attaches a program through a new link. On a device, the program runs before all others for packets that arrive, and
+/// after all others for packets that leave.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
     target: LinkTarget<'_>,
@@ -170,7 +172,14 @@ pub(super) fn create_link(
     let attr = Attr::new().fd(0, program).u32(8, hook);
     let attr = match target {
         LinkTarget::Cgroup(directory, _) => attr.fd(4, directory),
-        LinkTarget::Device(device) => attr.u32(4, device).u32(12, BPF_F_BEFORE),
+        LinkTarget::Device(device) => {
+            let order = if hook == GUARD.hook {
+                BPF_F_BEFORE
+            } else {
+                BPF_F_AFTER
+            };
+            attr.u32(4, device).u32(12, order)
+        }
     };
     // SAFETY: the attribute contains no pointers; the command returns a descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }

@@ -77,7 +77,10 @@ impl Row {
             MapSize::Slots => Some(Self::Slots),
             MapSize::Backends => Some(Self::Backends),
             MapSize::SourceRanges => Some(Self::SourceRanges),
-            MapSize::Steering | MapSize::Affinity | MapSize::SharedTranslations => None,
+            MapSize::Steering
+            | MapSize::Affinity
+            | MapSize::SharedTranslations
+            | MapSize::Flows => None,
         }
     }
 }

@@ -65,6 +65,8 @@ pub struct ServiceConfig {
     pub uplinks: Vec<String>,
     /// The names of interfaces that lead to pods, in addition to the detected ones. A name may end with `*`.
     pub pod_links: Vec<String>,
+    /// The settings for packets that arrive from outside this node.
+    pub packets: PacketsConfig,
     /// The load-balancing algorithm for Services that don't set one by annotation.
     #[serde(deserialize_with = "algorithm")]
     #[schemars(with = "Algorithm")]
@@ -76,6 +78,15 @@ pub struct ServiceConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub full_sync_interval: Duration,
+}
+
+/// The settings for packets that arrive from outside this node, and for their replies.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct PacketsConfig {
+    /// True if packets that arrive on uplinks and are addressed to Services are translated. Not complete yet: clients are
+    /// not refused by a reset or an ICMP error, but their packets are dropped.
+    pub enabled: bool,
 }
 
 /// The modes that are implemented.
@@ -116,6 +127,7 @@ impl Default for ServiceConfig {
             local_listeners: vec![0],
             uplinks: Vec::new(),
             pod_links: Vec::new(),
+            packets: PacketsConfig::default(),
             algorithm: Algorithm::default(),
             namespace_share: 50,
             full_sync_interval: Duration::from_secs(3600),

@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
 };
@@ -20,6 +20,7 @@ use rtnetlink::packet_route::{
 use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::{
+    packets::AddressPair,
     steering_route::{Route, TABLE_LOCAL},
     uplinks::{Link, LinkKind, Subnet},
 };
@@ -87,6 +88,41 @@ impl Snapshot {
             protocol,
             loopback: self.loopback,
         })
+    }
+
+    /// Returns true if a link is a port of a bridge or bond.
+    pub(super) fn has_master(&self, index: u32) -> bool {
+        let mut links = self.links.iter();
+        links.any(|link| link.index == index && link.bridge.is_some())
+    }
+
+    /// Returns the addresses that stand for clients on each of the given links: those of the link, else those of the
+    /// default route's link, else any of this node.
+    pub(super) fn client_addresses(
+        &self,
+        links: impl Iterator<Item = u32>,
+    ) -> BTreeMap<u32, AddressPair> {
+        let defaults = [true, false].map(|is_v4| default_link(&self.routes, is_v4));
+        let rank = |link: u32, at: u32, ip: &IpAddr| {
+            let default = if ip.is_ipv4() {
+                defaults[0]
+            } else {
+                defaults[1]
+            };
+            match at {
+                at if at == link => 0,
+                at if Some(at) == default => 1,
+                _ => 2,
+            }
+        };
+        let pair_of = |link: u32| {
+            let mut candidates = self.source_addresses.clone();
+            candidates.sort_by_key(|(at, ip)| rank(link, *at, ip));
+            let mut pair = AddressPair::default();
+            candidates.iter().for_each(|(_, ip)| pair.add(*ip));
+            (link, pair)
+        };
+        links.map(pair_of).collect()
     }
 
     /// Returns the networks that this node has unicast routes to, except default routes. `pod_links` contains the

@@ -12,9 +12,10 @@ use super::super::*;
 use crate::{
     addr::Protocol,
     affinity::{Affinity, AffinityKey},
-    decide::{ClientScalars, Identity},
     packet::{Family, TcpFlags},
-    service::{Algorithm, Backend, BackendState, IndexRange, InlineBackend, Slot, SourceRange},
+    service::{
+        Algorithm, Backend, BackendState, FrontendKey, IndexRange, InlineBackend, Slot, SourceRange,
+    },
 };
 
 pub(super) const SYN: u8 = 0x02;
@@ -47,6 +48,8 @@ pub(super) struct Node {
     pub(super) must_masquerade: bool,
     pub(super) now: Cell<u32>,
     numbers: Cell<u32>,
+    run: RefCell<Run>,
+    recent: RefCell<Vec<&'static FlowKey>>,
 }
 
 /// The address of the node on the link to other nodes.
@@ -64,6 +67,7 @@ impl Node {
                 cluster: IndexRange::default(),
                 algorithm: Algorithm::RANDOM,
                 flags: Frontend::PACKETS_LOCAL,
+                packet_flags: 0,
                 reserved: 0,
                 inline_backends: [InlineBackend::NONE; 3],
                 local: IndexRange {
@@ -83,6 +87,8 @@ impl Node {
             must_masquerade: false,
             now: Cell::new(1000),
             numbers: Cell::new(1),
+            run: RefCell::new(Run::new_zeroed()),
+            recent: RefCell::default(),
         };
         for text in backends {
             let at = endpoint(text);
@@ -125,6 +131,16 @@ impl Node {
         let flows = self.flows.borrow();
         let live = flows.values().filter(|flow| flow.flags & Flow::ENDED == 0);
         live.count()
+    }
+
+    /// Returns the entry with this key.
+    pub(super) fn flow(&self, key: &FlowKey) -> Option<&'static Flow> {
+        self.flows.borrow().get(&key_bytes(key)).copied()
+    }
+
+    fn is_free(&self, run: &Run) -> bool {
+        let port = run.flow.masquerade.port.to_host();
+        !self.taken.borrow().contains(&port)
     }
 
     fn update(&self, flow: &Flow, change: impl FnOnce(&mut Flow)) {
@@ -199,22 +215,28 @@ impl decide::Maps for Node {
 }
 
 impl Flows for Node {
-    fn flow(&self, key: &FlowKey) -> Option<&Flow> {
-        self.flows.borrow().get(&key_bytes(key)).copied()
+    fn with_run<R>(&self, work: impl FnOnce(&mut Run) -> R) -> Option<R> {
+        Some(work(&mut self.run.borrow_mut()))
     }
 
-    fn insert_flow(&self, flow: &Flow, is_new: bool) -> Result<(), NotInserted> {
+    fn read_flow(&self, key: &FlowKey, copy: &mut Flow) -> Option<&Flow> {
+        let entry = self.flow(key)?;
+        *copy = *entry;
+        Some(entry)
+    }
+
+    fn insert_flow(&self, flow: &Flow, is_new: bool) -> Insertion {
         let mut flows = self.flows.borrow_mut();
         let key = key_bytes(&flow.key());
         let exists = flows.contains_key(&key);
         if exists && is_new {
-            return Err(NotInserted::Exists);
+            return Insertion::Exists;
         }
         if !exists && flows.len() >= self.capacity.get() {
-            return Err(NotInserted::Full);
+            return Insertion::Full;
         }
         flows.insert(key, Box::leak(Box::new(*flow)));
-        Ok(())
+        Insertion::Inserted
     }
 
     fn touch_flow(&self, flow: &Flow, seen: Seen, now: u32) {
@@ -227,13 +249,20 @@ impl Flows for Node {
         self.update(flow, |it| it.flags |= Flow::ENDED);
     }
 
-    fn make_room(&self) -> bool {
-        let mut flows = self.flows.borrow_mut();
-        let before = flows.len();
-        flows.retain(|_, flow| {
-            flow.flags & Flow::ENDED == 0 && !flow.is_expired(&Timeouts::DEFAULT, self.now.get())
-        });
-        flows.len() < before
+    fn remove_flow(&self, key: &FlowKey) -> bool {
+        self.flows.borrow_mut().remove(&key_bytes(key)).is_some()
+    }
+
+    fn recent_flow(&self, position: u32) -> Option<&FlowKey> {
+        let recent = self.recent.borrow();
+        let length = u32::try_from(recent.len())
+            .ok()
+            .filter(|length| *length != 0)?;
+        Some(recent[(position % length) as usize])
+    }
+
+    fn record_recent_flow(&self, _: u32, key: &FlowKey) {
+        self.recent.borrow_mut().push(Box::leak(Box::new(*key)));
     }
 
     fn seconds(&self) -> u32 {
@@ -244,37 +273,17 @@ impl Flows for Node {
         Timeouts::DEFAULT
     }
 
-    fn must_masquerade(&self, _: &Frontend, _: Endpoint, _: Endpoint) -> bool {
+    fn must_masquerade(&self, _: &Frontend, _: Address) -> bool {
         self.must_masquerade
+    }
+
+    fn may_keep_port(&self, _: Port) -> bool {
+        true
     }
 
     fn random_port(&self) -> Port {
         let number = u16::try_from(decide::Maps::random(self) % 64).expect("small");
         Port::from_host(1024 + number)
-    }
-
-    fn is_free(&self, own: Endpoint, _: Endpoint) -> bool {
-        !self.taken.borrow().contains(&own.port.to_host())
-    }
-}
-
-/// A packet's sender, identified by its address.
-struct Sender(Address);
-
-impl ClientContext for Sender {
-    fn client(&self, _: bool) -> Identity {
-        Identity {
-            client: ClientScalars::new(&crate::affinity::Client::of_address(self.0)),
-            is_by_source: true,
-        }
-    }
-
-    fn is_bound_to_loopback(&self, _: bool) -> bool {
-        false
-    }
-
-    fn is_known_host(&self) -> bool {
-        false
     }
 }
 
@@ -298,49 +307,45 @@ pub(super) fn packet((source, destination): Ends, protocol: Protocol, flags: u8)
     }
 }
 
+/// The reason why a packet was refused, and true if it was dropped silently.
+pub(super) type Refusal = (Reason, bool);
+
 /// Sends a packet through tc ingress, and returns its ends afterwards.
-pub(super) fn through_ingress(
+fn through_ingress(
     node: &Node,
     ends: Ends,
     protocol: Protocol,
     flags: u8,
-) -> Result<Ends, Refused> {
-    match arrive(
-        node,
-        &Sender(ends.0.address),
-        &packet(ends, protocol, flags),
-        &mut Flow::new_zeroed(),
-    ) {
-        Arrival::Pass => Ok(ends),
-        Arrival::Translate {
-            destination,
-            source_port,
-            ..
-        } => Ok((ends.0.with_port(source_port), destination)),
-        Arrival::Refuse(refused) => Err(refused),
+) -> Result<Ends, Refusal> {
+    let step = arrive(node, &packet(ends, protocol, flags));
+    let run = node.run.borrow();
+    match step {
+        Step::Next | Step::Pass => Ok(ends),
+        Step::Translate | Step::Begin => Ok((ends.0.with_port(run.other_port), run.replacement)),
+        Step::Refuse => Err((reason(&run), false)),
+        Step::Drop => Err((reason(&run), true)),
     }
 }
 
+fn reason(run: &Run) -> Reason {
+    Reason::from_index(run.reason).expect("a reason")
+}
+
 /// Sends a packet through tc egress, and returns its ends afterwards.
-pub(super) fn through_egress(
-    node: &Node,
-    ends: Ends,
-    protocol: Protocol,
-    flags: u8,
-) -> Result<Ends, Refused> {
+fn through_egress(node: &Node, ends: Ends, protocol: Protocol, flags: u8) -> Result<Ends, Refusal> {
     let own = endpoint(&format!("{NODE}:0")).address;
-    match leave(
+    let step = leave(
         node,
         &packet(ends, protocol, flags),
-        Some(own),
-        &mut Flow::new_zeroed(),
-    ) {
-        Departure::Pass => Ok(ends),
-        Departure::Translate {
-            source,
-            destination_port,
-        } => Ok((source, ends.1.with_port(destination_port))),
-        Departure::Drop(refused) => Err(refused),
+        || Some(own),
+        |run| node.is_free(run),
+    );
+    let run = node.run.borrow();
+    match step {
+        Step::Next | Step::Pass => Ok(ends),
+        Step::Translate | Step::Begin => Ok((run.replacement, ends.1.with_port(run.other_port))),
+        Step::Refuse => Err((reason(&run), false)),
+        Step::Drop => Err((reason(&run), true)),
     }
 }
 
@@ -366,7 +371,7 @@ impl<'a> Client<'a> {
     }
 
     /// Sends a packet to the frontend, and returns its ends when it reaches the backend.
-    pub(super) fn send(&self, flags: u8) -> Result<Ends, Refused> {
+    pub(super) fn send(&self, flags: u8) -> Result<Ends, Refusal> {
         let ends = (self.at, self.frontend);
         let ends = through_ingress(self.node, ends, self.protocol, flags)?;
         if self.is_remote {

@@ -10,7 +10,10 @@ use std::{
 
 use tokio::{sync::watch, time::interval};
 use tracing::{error, info, warn};
-use tunnel_common::{LAYOUT_VERSION, table::MapGroup};
+use tunnel_common::{
+    LAYOUT_VERSION,
+    table::{MapGroup, MapSizes},
+};
 
 use super::{
     attachment_check::HEARTBEAT_CHECKS, locks::Locks, start_timer::StartTimer, steering_rules,
@@ -24,7 +27,8 @@ use crate::{
     },
     bpf::{
         self, Attachment, Counters, DaemonHeartbeat, DataPath, Features, KernelLog, KernelMaps,
-        KernelSteering, LoggingProgram, PinDirectory, ProgramSettings, RcuGrace, StrayPrograms,
+        KernelSteering, LoggingProgram, PacketSettings, PinDirectory, ProgramSettings, RcuGrace,
+        StrayPrograms,
     },
     clock::since_boot,
     config::{self, Config},
@@ -64,6 +68,18 @@ pub(super) struct KernelSetup {
     check_interval: Duration,
 }
 
+/// Returns the sizes in the config. Maps that are not needed get the minimum size: the steering maps would otherwise take up
+/// a fifth of all maps' memory.
+fn map_sizes(config: &Config) -> MapSizes {
+    let is_needed = |group| match group {
+        MapGroup::Steering => config.tunnel.steering.is_some(),
+        MapGroup::Flows => config.service.packets.enabled,
+        MapGroup::Services | MapGroup::Affinity | MapGroup::SharedTranslations => true,
+    };
+    let unneeded = MapGroup::ALL.into_iter().filter(|group| !is_needed(*group));
+    unneeded.fold(config.bpf.maps, MapSizes::without)
+}
+
 impl KernelSetup {
     /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entries and attaches
     /// no programs.
@@ -76,19 +92,15 @@ impl KernelSetup {
         info!(?features, "probed the kernel");
         let strays = bpf::take_over_strays(&pins, &cgroup).map_err(other_error)?;
         let steering = config.tunnel.steering.as_ref();
-        let mut map_sizes = config.bpf.maps;
-        if steering.is_none() {
-            // Otherwise, the unused steering maps would take up a fifth of all maps' memory.
-            map_sizes = map_sizes.without(MapGroup::Steering);
-        }
         let prefixes = steering
             .map(config::SteeringConfig::ranges)
             .unwrap_or_default();
         let switches = ProgramSettings {
             own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
+            packets: config.service.packets.enabled.then(PacketSettings::default),
         };
-        let data_path = DataPath::load(&pins, map_sizes, features, &switches, since_boot())
+        let data_path = DataPath::load(&pins, map_sizes(config), features, &switches, since_boot())
             .map_err(failed("cannot load the data path"))?;
         let sizes = data_path.sizes();
         let (maps, counters) = data_path

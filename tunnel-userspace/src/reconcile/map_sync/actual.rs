@@ -254,7 +254,10 @@ impl ActualContent {
             MapSize::Slots => to_usize(self.sets.used),
             MapSize::Backends => to_usize(self.used_backends) + self.draining.len(),
             MapSize::SourceRanges => to_usize(self.source_ranges.used),
-            MapSize::Steering | MapSize::Affinity | MapSize::SharedTranslations => 0,
+            MapSize::Steering
+            | MapSize::Affinity
+            | MapSize::SharedTranslations
+            | MapSize::Flows => 0,
         }
     }
 

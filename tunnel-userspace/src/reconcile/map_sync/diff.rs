@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     model::TrafficPolicy,
-    plan::{BackendTarget, FrontendPlan, PortPlan},
+    plan::{BackendTarget, FrontendKind, FrontendPlan, PortPlan},
 };
 
 /// The changes that bring one service port's entries into line with its plan.
@@ -144,6 +144,8 @@ impl<'a> RecordBuilder<'a> {
         let skips_sockets = plan.socket_translation_disabled || frontend.has_listener;
         let is_restricted = plan.is_restricted(frontend);
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        // kube-proxy, too, masquerades only what the external policy may send to other nodes.
+        let is_masqueraded = frontend.kind != FrontendKind::ClusterIp && !packets;
         let admits_host = is_restricted.then_some(frontend.admits_host);
         let flags = flag(sockets, Frontend::SOCKETS_LOCAL)
             | flag(packets, Frontend::PACKETS_LOCAL)
@@ -157,6 +159,7 @@ impl<'a> RecordBuilder<'a> {
             cluster: self.cluster,
             algorithm: plan.algorithm,
             flags,
+            packet_flags: flag(is_masqueraded, Frontend::MASQUERADE),
             reserved: 0,
             inline_backends: if sockets { of_local } else { of_cluster },
             local: self.local,

@@ -311,7 +311,8 @@ impl Fit<'_> {
             MapSize::SourceRanges
             | MapSize::Steering
             | MapSize::Affinity
-            | MapSize::SharedTranslations => (0, 0),
+            | MapSize::SharedTranslations
+            | MapSize::Flows => (0, 0),
         };
         let Some(namespace) = self.namespace else {
             return Room {

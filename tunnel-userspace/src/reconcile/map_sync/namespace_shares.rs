@@ -37,7 +37,8 @@ impl EntryCounts {
             MapSize::SourceRanges
             | MapSize::Steering
             | MapSize::Affinity
-            | MapSize::SharedTranslations => 0,
+            | MapSize::SharedTranslations
+            | MapSize::Flows => 0,
         }
     }
 

@@ -1,0 +1,239 @@
+//! Packets from a client outside the node, which meet no socket hook of it: they reach the Service at each of its
+//! addresses, and the replies come from the address that the client dialled.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    culvert_instance,
+    manifest::Service,
+    node_network::{OUTSIDE_V4, OUTSIDE_V6},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox},
+};
+
+use crate::{
+    fixture::{Scene, WEB},
+    service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP, configured},
+    support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq, run},
+};
+
+const ENABLED: &str = "packets: { enabled: true }";
+
+/// The addresses that the Service has, each with its IPs and its HTTP and DNS ports.
+const ADDRESSES: [(&str, Vip, [u16; 2]); 4] = [
+    ("the cluster IP", WEB, [HTTP, DNS]),
+    ("the node port", HOST, [NODE_HTTP, NODE_DNS]),
+    ("the load balancer", BALANCER, [HTTP, DNS]),
+    ("the external IP", EXTERNAL, [HTTP, DNS]),
+];
+
+const CLIENT: Vip = Vip {
+    v4: OUTSIDE_V4,
+    v6: OUTSIDE_V6,
+};
+
+/// The pod on another node.
+const REMOTE: Vip = Vip {
+    v4: Ipv4Addr::new(203, 0, 113, 2),
+    v6: Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 2),
+};
+
+/// Routes the Service's addresses from outside to the node.
+fn route_to_node(scene: &Scene) -> Result<()> {
+    let routes = [WEB, BALANCER, EXTERNAL].map(|Vip { v4, v6 }| {
+        let Vip { v4: via4, v6: via6 } = HOST;
+        format!("route add {v4}/32 via {via4}\nroute add {v6}/128 via {via6}\n")
+    });
+    scene.node.outside().ip(&routes.concat())
+}
+
+/// Creates a pod on another node, which is reached through the sandbox outside.
+fn remote(scene: &Scene) -> Result<Sandbox> {
+    let network = scene.node.network();
+    let remote = network.create_unconnected("remote")?;
+    let (pid, outside) = (remote.pid(), scene.node.outside());
+    for family in ["ipv4.ip_forward", "ipv6.conf.all.forwarding"] {
+        outside.sysctl(&format!("net.{family}"), "1")?;
+    }
+    outside.ip(&format!(
+        "link add remote type veth peer name eth0 netns {pid}\n\
+         link set remote up\n\
+         addr add 203.0.113.1/24 dev remote\n\
+         addr add 2001:db8:113::1/64 dev remote nodad\n"
+    ))?;
+    let Vip { v4, v6 } = REMOTE;
+    remote.ip(&format!(
+        "link set lo up\n\
+         link set eth0 up\n\
+         addr add {v4}/24 dev eth0\n\
+         addr add {v6}/64 dev eth0 nodad\n\
+         route add default via 203.0.113.1\n\
+         route add default via 2001:db8:113::1\n"
+    ))?;
+    Ok(remote)
+}
+
+/// A backend's sockets.
+struct Backend {
+    tcp: [TcpListener; 2],
+    udp: [UdpSocket; 2],
+}
+
+impl Backend {
+    fn at(sandbox: &Sandbox, ips: [IpAddr; 2]) -> Result<Self> {
+        let [v4, v6] = ips;
+        let tcp = |ip| sandbox.listen(SocketAddr::new(ip, HTTP_TARGET));
+        let udp = |ip| sandbox.udp(SocketAddr::new(ip, DNS_TARGET));
+        let backend = Self {
+            tcp: [tcp(v4)?, tcp(v6)?],
+            udp: [udp(v4)?, udp(v6)?],
+        };
+        for socket in &backend.udp {
+            socket.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+        }
+        Ok(backend)
+    }
+}
+
+/// Asserts that a client outside reaches the backend at an address, in both directions, and that the backend sees the
+/// client under the given addresses.
+fn expect_reached(
+    client: &Sandbox,
+    backend: &Backend,
+    (vip, [http, dns]): (Vip, [u16; 2]),
+    seen: [IpAddr; 2],
+) -> Result<()> {
+    let families = [Dialer::V4, Dialer::V6].into_iter().zip(seen);
+    for ((dialer, seen), (tcp, udp)) in families.zip(backend.tcp.iter().zip(&backend.udp)) {
+        let check = || {
+            let stream = dialer.connect(client, vip, http).context("no connection")?;
+            let (accepted, peer) = tcp.accept()?;
+            ensure_eq("the client of TCP", peer.ip(), seen)?;
+            exchange_stream(&stream, &accepted)?;
+            let socket = dialer.udp_socket(client)?;
+            let mut buffer = [0; 16];
+            for _ in 0..3 {
+                socket.send_to(b"ask", dialer.address(vip, dns))?;
+                let (length, from) = udp.recv_from(&mut buffer).context("no datagram")?;
+                ensure_eq("the client of UDP", from.ip(), seen)?;
+                udp.send_to(&buffer[..length], from)?;
+                let (length, from) = socket.recv_from(&mut buffer).context("no reply")?;
+                ensure_eq("the sender of the reply", from, dialer.address(vip, dns))?;
+                ensure!(&buffer[..length] == b"ask", "another reply");
+            }
+            Ok(())
+        };
+        check().with_context(|| format!("{dialer:?} at {vip:?}"))?;
+    }
+    Ok(())
+}
+
+/// Sends some data in each direction, more than fits into one packet.
+fn exchange_stream(one: &std::net::TcpStream, other: &std::net::TcpStream) -> Result<()> {
+    use std::io::{Read as _, Write as _};
+    other.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    one.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    let data = vec![7; 20_000];
+    for (mut from, mut to) in [(one, other), (other, one), (one, other)] {
+        let mut received = vec![0; data.len()];
+        from.write_all(&data)?;
+        to.read_exact(&mut received).context("no data")?;
+        ensure!(received == data, "other data");
+    }
+    Ok(())
+}
+
+fn service(policy: &str) -> Service {
+    service_addresses::service_at_all_addresses().spec(&format!("externalTrafficPolicy: {policy}"))
+}
+
+#[test]
+fn a_client_outside_reaches_a_backend_on_this_node_which_sees_its_address() -> Result<()> {
+    let scene = configured(ENABLED)?;
+    route_to_node(&scene)?;
+    let pod = scene.node.pod("listener")?;
+    let ips = [pod.v4(), pod.v6()];
+    let backend = Backend::at(&pod, ips)?;
+    scene.node.start()?;
+    for policy in ["Cluster", "Local"] {
+        let web = service(policy).on_node(culvert_instance::NODE_NAME);
+        scene.program(web.backends(ips))?;
+        for (what, vip, ports) in ADDRESSES {
+            let reached =
+                expect_reached(scene.node.outside(), &backend, (vip, ports), CLIENT.ips());
+            reached.with_context(|| format!("{what}, policy {policy}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_outside_reaches_a_backend_on_another_node_which_sees_this_node() -> Result<()> {
+    let scene = configured(ENABLED)?;
+    route_to_node(&scene)?;
+    let remote = remote(&scene)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    // Traffic to cluster IPs is not masqueraded, so the replies would not pass this node.
+    for (what, vip, ports) in &ADDRESSES[1..] {
+        let reached = expect_reached(scene.node.outside(), &backend, (*vip, *ports), HOST.ips());
+        reached.with_context(|| (*what).to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn connections_from_outside_go_on_while_the_daemon_is_killed_and_started_again() -> Result<()> {
+    let scene = configured(ENABLED)?;
+    route_to_node(&scene)?;
+    let remote = remote(&scene)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let client = scene.node.outside();
+    let connect = |dialer: Dialer, listener: &TcpListener| -> Result<_> {
+        let stream = dialer.connect(client, HOST, NODE_HTTP)?;
+        Ok((stream, listener.accept()?.0))
+    };
+    let mut open = Vec::new();
+    for (dialer, listener) in [Dialer::V4, Dialer::V6].into_iter().zip(&backend.tcp) {
+        open.push(connect(dialer, listener)?);
+    }
+
+    scene.node.kill9()?;
+    for (one, other) in &open {
+        exchange_stream(one, other).context("while the daemon is dead")?;
+    }
+    open.push(connect(Dialer::V4, &backend.tcp[0]).context("while the daemon is dead")?);
+    scene.node.start()?;
+    for (one, other) in &open {
+        exchange_stream(one, other).context("after the restart")?;
+    }
+    connect(Dialer::V6, &backend.tcp[1]).map(drop)
+}
+
+#[test]
+fn programs_are_detached_when_packets_are_turned_off() -> Result<()> {
+    let scene = configured(ENABLED)?;
+    scene.node.start()?;
+    let links = || -> Result<usize> {
+        let names = std::fs::read_dir(scene.node.bpffs().join("links"))?.flatten();
+        let names = names.map(|link| link.file_name().to_string_lossy().into_owned());
+        Ok(names
+            .filter(|name| name.starts_with("in-") || name.starts_with("out-"))
+            .count())
+    };
+    ensure_eq("programs", links()?, 2)?;
+
+    let config = std::fs::read_to_string(scene.node.config_path())?;
+    std::fs::write(
+        scene.node.config_path(),
+        config.replace("enabled: true", "enabled: false"),
+    )?;
+    scene.node.restart()?;
+    ensure_eq("programs", links()?, 0)?;
+    let show = run(scene.node.host(), "tc filter show dev uplink egress")?;
+    ensure!(!show.contains("out"), "{show}");
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Makes room in a full map of flows. The programs do this by themselves, so that the map doesn't stay full while the
+//! daemon is not running. Linux 5.10 can't iterate over a hash in a program, so the programs remember the keys of recent
+//! flows.
+//!
+//! Open TCP connections never give way. Other flows do, in the order of [`rank`].
+
+use super::{Flows, Role, steps::find};
+use crate::flow::{Endpoint, Flow, Phase};
+
+/// The number of recent flows whose keys are kept for each CPU.
+pub const RECENT_FLOWS_OF_CPU: u32 = 2048;
+
+/// The number of recent flows that are compared to find one that gives way.
+const CANDIDATES: u32 = 16;
+
+/// The rank of a flow that must not give way.
+const KEPT: u32 = u32::MAX;
+
+/// Removes the flow that is the least worth keeping among some recent flows. Returns false if all of them must be kept.
+#[inline(always)]
+pub fn make_room<T: Flows + ?Sized>(maps: &T) -> bool {
+    let start = maps.random();
+    let (mut best, mut best_rank) = (0, KEPT);
+    for candidate in 0..CANDIDATES {
+        // Spread evenly over all positions.
+        let position = start.wrapping_add(candidate * (RECENT_FLOWS_OF_CPU / CANDIDATES + 1));
+        let rank = maps.rank(position);
+        if rank < best_rank {
+            (best, best_rank) = (position, rank);
+        }
+    }
+    best_rank != KEPT && remove(maps, best)
+}
+
+/// Returns the rank of the recent flow at a position. The flow with the lowest rank gives way first: flows that are over,
+/// then closed connections, half-open connections, and datagrams.
+#[inline(always)]
+pub fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
+    let rank = maps.with_run(|run| {
+        let Some(key) = maps.recent_flow(position) else {
+            return KEPT;
+        };
+        let flow = &mut run.candidate;
+        if maps.read_flow(key, flow).is_none() || !flow.belongs_to(key) {
+            return KEPT;
+        }
+        // The flow that needs room is a recent one, too.
+        if flow.client.is(&run.flow.client) && flow.frontend.is(&run.flow.frontend) {
+            return KEPT;
+        }
+        if flow.flags & Flow::ENDED != 0 || flow.is_expired(&maps.timeouts(), run.now) {
+            return 0;
+        }
+        match flow.seen.phase(flow.protocol) {
+            Phase::Closed => 1,
+            Phase::Closing => 2,
+            Phase::HalfOpen => 3,
+            Phase::Unanswered => 4,
+            Phase::Answered => 5,
+            Phase::HalfClosed | Phase::Established => KEPT,
+        }
+    });
+    rank.unwrap_or(KEPT)
+}
+
+/// Removes all entries of the recent flow at a position.
+#[inline(always)]
+fn remove<T: Flows + ?Sized>(maps: &T, position: u32) -> bool {
+    let is_removed = maps.with_run(|run| {
+        let key = maps.recent_flow(position)?;
+        let (dialled, other) = (&mut run.candidate, &mut run.other);
+        if maps.read_flow(key, dialled).is_none() || !dialled.belongs_to(key) {
+            return None;
+        }
+        remove_others(maps, dialled, other);
+        Some(maps.remove_flow(key))
+    });
+    is_removed.flatten().unwrap_or(false)
+}
+
+/// Removes the entries of a flow other than the dialled one.
+#[inline(always)]
+fn remove_others<T: Flows + ?Sized>(maps: &T, dialled: &Flow, other: &mut Flow) {
+    let mut key = dialled.key_of(Role::FORWARDED);
+    let is_own = find(maps, &key, other).is_some()
+        && other.client.is(&dialled.client)
+        && other.frontend.is(&dialled.frontend);
+    if !is_own {
+        return;
+    }
+    maps.remove_flow(&key);
+    if !other.masquerade.is(&Endpoint::NONE) {
+        key = other.key_of(Role::MASQUERADED);
+        maps.remove_flow(&key);
+    }
+}

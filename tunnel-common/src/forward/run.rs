@@ -1,0 +1,188 @@
+//! The state of a program while it handles a packet.
+
+use core::mem::size_of;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{
+    addr::{Port, Protocol},
+    flow::{Endpoint, Flow, FlowKey},
+    packet::{Family, Packet, TcpFlags},
+    reason::Reason,
+};
+
+/// The state of a program while it handles a packet: value of the per-CPU array `packet_runs`. It would not fit into the
+/// stack of a kernel program, and the program's steps are separate functions, which share it.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct Run {
+    /// The sender of the packet.
+    pub source: Endpoint,
+    /// The receiver of the packet.
+    pub destination: Endpoint,
+    /// The end that the packet gets: the new receiver at tc ingress, and the new sender at tc egress.
+    pub replacement: Endpoint,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The flags of a TCP packet.
+    pub flags: TcpFlags,
+    /// The port that the packet gets at its other end.
+    pub other_port: Port,
+    /// The time in seconds since boot.
+    pub now: u32,
+    /// The offset of the transport header from the network header.
+    pub transport_offset: u32,
+    /// The index of the [`Reason`] for which the packet is counted.
+    pub reason: u32,
+    /// The packet's entry, or the entries that a new flow gets.
+    pub flow: Flow,
+    /// Another entry, for comparison.
+    pub other: Flow,
+    /// The entry of a flow that may give way.
+    pub candidate: Flow,
+    /// The number of entries that this CPU has inserted.
+    pub inserted: u32,
+}
+
+impl Run {
+    /// Begins to handle a packet.
+    #[inline(always)]
+    pub const fn start(&mut self, packet: &Packet, now: u32) {
+        self.source = packet.source_endpoint();
+        self.destination = packet.destination_endpoint();
+        self.protocol = packet.protocol;
+        self.flags = packet.flags;
+        self.transport_offset = packet.transport_offset;
+        self.now = now;
+    }
+
+    /// Returns the packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn packet(&self) -> Packet {
+        Packet {
+            family: if self.source.address.is_v4() {
+                Family::V4
+            } else {
+                Family::V6
+            },
+            source: self.source.address,
+            destination: self.destination.address,
+            source_port: self.source.port,
+            destination_port: self.destination.port,
+            protocol: self.protocol,
+            flags: self.flags,
+            transport_offset: self.transport_offset,
+        }
+    }
+
+    /// Returns the key of the packet at tc ingress.
+    #[inline(always)]
+    #[must_use]
+    pub const fn arriving_key(&self) -> FlowKey {
+        FlowKey::arriving(self.source, self.destination, self.protocol)
+    }
+
+    /// Returns the key of the packet at tc egress.
+    #[inline(always)]
+    #[must_use]
+    pub const fn forwarded_key(&self) -> FlowKey {
+        FlowKey::forwarded(self.source, self.destination, self.protocol)
+    }
+
+    /// Returns true if the packet opens a TCP connection.
+    #[inline(always)]
+    #[must_use]
+    pub const fn opens(&self) -> bool {
+        self.protocol.is_tcp() && self.flags.opens()
+    }
+
+    /// Stores the ends that the packet gets.
+    #[inline(always)]
+    pub(super) const fn replace(&mut self, replacement: Endpoint, other_port: Port) {
+        (self.replacement, self.other_port) = (replacement, other_port);
+    }
+
+    /// Stores the reason for which the packet is counted.
+    #[inline(always)]
+    pub(super) const fn set_reason(&mut self, reason: Reason) {
+        self.reason = reason.index();
+    }
+}
+
+/// The result of a step: the next step, or the verdict on the packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub enum Step {
+    /// The next step decides.
+    Next = 0,
+    /// The packet is left alone.
+    Pass = 1,
+    /// The packet belongs to a known flow, and gets the ends in [`Run`].
+    Translate = 2,
+    /// The packet is the first of a flow, gets the ends in [`Run`], and is counted.
+    Begin = 3,
+    /// The packet is dropped and counted, and the sender gets a reset or an ICMP error.
+    Refuse = 4,
+    /// The packet is dropped and counted.
+    Drop = 5,
+}
+
+impl Step {
+    /// Returns the step as a number, which a function can return in a register.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// Returns the step with this number. Any other number drops the packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Next,
+            1 => Self::Pass,
+            2 => Self::Translate,
+            3 => Self::Begin,
+            4 => Self::Refuse,
+            _ => Self::Drop,
+        }
+    }
+}
+
+/// The result of inserting an entry.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub enum Insertion {
+    /// The entry was inserted.
+    Inserted = 0,
+    /// There is an entry with this key.
+    Exists = 1,
+    /// The map is full.
+    Full = 2,
+}
+
+impl Insertion {
+    /// Returns the result as a number, which a function can return in a register.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::as_conversions, reason = "a field-less enum with repr(u32)")]
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// Returns the result with this number. Any other number means that the map is full.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Inserted,
+            1 => Self::Exists,
+            _ => Self::Full,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Run>() == 392);

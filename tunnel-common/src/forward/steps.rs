@@ -1,0 +1,299 @@
+//! The steps of [`arrive`](super::arrive) and [`leave`](super::leave).
+
+use super::{Flows, Insertion, Run, Sender, Step, or_pass};
+use crate::{
+    decide::{self, NoChoice, Traffic},
+    flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen},
+    lookup::Lookup,
+    reason::Reason,
+    service::FrontendKey,
+};
+
+/// The maximum number of attempts to read an entry while it is being replaced.
+const MAX_READS: u32 = 3;
+
+/// Copies the entry with this key, unless it has ended.
+#[inline(always)]
+pub(super) fn find<'a, T: Flows + ?Sized>(
+    maps: &'a T,
+    key: &FlowKey,
+    copy: &mut Flow,
+) -> Option<&'a Flow> {
+    for _ in 0..MAX_READS {
+        let entry = maps.read_flow(key, copy)?;
+        if copy.belongs_to(key) {
+            return (copy.flags & Flow::ENDED == 0).then_some(entry);
+        }
+    }
+    None
+}
+
+/// Looks up the flow of a packet at tc ingress. Returns [`Step::Next`] if the packet begins a flow.
+#[inline(always)]
+pub fn find_arriving<T: Flows + ?Sized>(maps: &T) -> Step {
+    let found = maps.with_run(|run| {
+        let key = run.arriving_key();
+        match find(maps, &key, &mut run.flow) {
+            Some(entry) => known(maps, run, entry),
+            // The packets of other connections belong to a flow that began before the programs were attached, or to
+            // nobody's.
+            None if run.protocol.is_tcp() && !run.flags.opens() => Known::Foreign,
+            None => Known::New,
+        }
+    });
+    match found {
+        Some(Known::Continues) => Step::Translate,
+        Some(Known::New) => Step::Next,
+        Some(Known::Foreign) | None => Step::Pass,
+        Some(Known::Replaced) => replaced(maps),
+        Some(Known::MayBeOver) => {
+            if !maps.is_over() {
+                return or_pass(maps.with_run(|run| {
+                    let (seen, now) = (Seen::from_client(run.flags), run.now);
+                    if let Some(entry) = find(maps, &run.arriving_key(), &mut run.flow) {
+                        maps.touch_flow(entry, seen, now);
+                    }
+                    run.replace(run.flow.backend, run.flow.forwarded_port);
+                    Step::Translate
+                }));
+            }
+            replaced(maps)
+        }
+    }
+}
+
+/// The relation of a packet to the entry that was found for it.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Known {
+    /// The packet belongs to the flow.
+    Continues,
+    /// The packet begins a flow.
+    New,
+    /// The packet belongs to another program's connection.
+    Foreign,
+    /// The packet begins a flow in the place of this one.
+    Replaced,
+    /// The packet belongs to the flow if the replies show that the flow is not over.
+    MayBeOver,
+}
+
+/// Ends the flow's other entries, since a new flow takes its place.
+#[inline(always)]
+fn replaced<T: Flows + ?Sized>(maps: &T) -> Step {
+    maps.end_others();
+    or_pass(maps.with_run(|run| {
+        if run.protocol.is_tcp() && !run.flags.opens() {
+            Step::Pass
+        } else {
+            Step::Next
+        }
+    }))
+}
+
+/// Handles a packet at tc ingress for which there is an entry.
+#[inline(always)]
+fn known<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Known {
+    if run.flow.role == Role::MASQUERADED {
+        maps.touch_flow(entry, Seen::from_backend(run.flags), run.now);
+        run.replace(run.flow.forwarded_client(), run.source.port);
+        return Known::Continues;
+    }
+    // Datagrams leave a backend that no longer serves at once. TCP stays with its backend to the end.
+    if !run.protocol.is_tcp()
+        && decide::state(maps, run.flow.backend_index) != run.flow.backend_state
+    {
+        return Known::Replaced;
+    }
+    if run.opens() || run.flow.is_expired(&maps.timeouts(), run.now) {
+        return Known::MayBeOver;
+    }
+    maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
+    run.replace(run.flow.backend, run.flow.forwarded_port);
+    Known::Continues
+}
+
+/// Returns true if the run's flow is over, so that the packet begins another one. The replies use another entry, which may
+/// be more recent, and which shows whether the backend has closed.
+#[inline(always)]
+pub fn is_over<T: Flows + ?Sized>(maps: &T) -> bool {
+    let is_over = maps.with_run(|run| {
+        let (mut seen, mut last_used) = (run.flow.seen, run.flow.last_used);
+        let key = run.flow.key_of(Role::FORWARDED);
+        if find(maps, &key, &mut run.other).is_some() && run.other.client.is(&run.flow.client) {
+            seen = seen.union(run.other.seen);
+            last_used = run.other.later_use(last_used);
+        }
+        let phase = seen.phase(run.flow.protocol);
+        let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
+        maps.timeouts().is_over(phase, last_used, run.now) || run.opens() && is_ending
+    });
+    is_over.unwrap_or(true)
+}
+
+/// Ends the forwarded and the masqueraded entry of the run's flow.
+#[inline(always)]
+pub fn end_others<T: Flows + ?Sized>(maps: &T) {
+    maps.with_run(|run| {
+        let forwarded = run.flow.key_of(Role::FORWARDED);
+        let Some(entry) = find(maps, &forwarded, &mut run.other) else {
+            return;
+        };
+        if !run.other.client.is(&run.flow.client) || !run.other.frontend.is(&run.flow.frontend) {
+            return;
+        }
+        maps.end_flow(entry);
+        if run.other.masquerade.is(&Endpoint::NONE) {
+            return;
+        }
+        let masqueraded = run.other.key_of(Role::MASQUERADED);
+        if let Some(entry) = find(maps, &masqueraded, &mut run.other) {
+            maps.end_flow(entry);
+        }
+    });
+}
+
+/// Chooses the backend for a new flow, and stores it in the run. Returns [`Step::Next`] if there is one.
+#[inline(always)]
+pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
+    let Some((source, destination, protocol)) =
+        maps.with_run(|run| (run.source, run.destination, run.protocol))
+    else {
+        return Step::Pass;
+    };
+    let key = FrontendKey::new(destination.address, destination.port, protocol);
+    let sender = Sender(source.address);
+    let record = match decide::find_frontend(maps, &sender, &key, Traffic::Packets) {
+        Lookup::Found(record) => record,
+        Lookup::None => return Step::Pass,
+        Lookup::Unstable => {
+            maps.with_run(|run| run.set_reason(Reason::RecordUnstable));
+            return Step::Drop;
+        }
+    };
+    let service = record.frontend.service;
+    let choice = match decide::choose_backend(maps, &sender, &key, record, Traffic::Packets) {
+        Ok(choice) => choice,
+        Err(none) => {
+            maps.with_run(|run| {
+                run.flow.service = service;
+                run.set_reason(none.reason());
+            });
+            return verdict(none);
+        }
+    };
+    let flags = if maps.must_masquerade(record.frontend, source.address) {
+        Flow::MUST_MASQUERADE
+    } else {
+        0
+    };
+    let backend_state = decide::state(maps, choice.index);
+    or_pass(maps.with_run(|run| {
+        run.flow = Flow {
+            client: run.source,
+            frontend: run.destination,
+            backend: Endpoint::new(choice.address, choice.port),
+            masquerade: Endpoint::NONE,
+            backend_index: choice.index,
+            backend_state,
+            service,
+            last_used: run.now,
+            forwarded_port: run.source.port,
+            protocol,
+            role: Role::FORWARDED,
+            seen: Seen::NOTHING,
+            flags,
+            reserved: 0,
+        };
+        run.set_reason(choice.reason);
+        Step::Next
+    }))
+}
+
+/// Returns the verdict on a packet for which no backend could be chosen.
+#[inline(always)]
+const fn verdict(none: NoChoice) -> Step {
+    if none.is_drop() {
+        Step::Drop
+    } else {
+        Step::Refuse
+    }
+}
+
+/// Inserts an entry of the run's flow, unless another flow uses its key.
+#[inline(always)]
+pub fn claim<T: Flows + ?Sized>(maps: &T, role: Role) -> Insertion {
+    let insertion = maps.insert(role, true);
+    if insertion == Insertion::Exists && maps.is_unused() {
+        // Two flows of one client port can replace the entry at once. Only one of them then gets answers.
+        return maps.insert(role, false);
+    }
+    insertion
+}
+
+/// Inserts the entry of the run's flow with this role.
+#[inline(always)]
+pub fn insert<T: Flows + ?Sized>(maps: &T, role: Role, is_new: bool) -> Insertion {
+    let inserted = maps.with_run(|run| {
+        run.flow.role = role;
+        let insertion = maps.insert_flow(&run.flow, is_new);
+        if insertion == Insertion::Inserted && role == Role::DIALLED {
+            maps.record_recent_flow(run.inserted, &run.arriving_key());
+            run.inserted = run.inserted.wrapping_add(1);
+        }
+        insertion
+    });
+    inserted.unwrap_or(Insertion::Full)
+}
+
+/// Returns true if the entry with the key of the run's flow has ended or expired, or belongs to an earlier flow with the
+/// same client and frontend.
+#[inline(always)]
+pub fn is_unused<T: Flows + ?Sized>(maps: &T) -> bool {
+    let is_unused = maps.with_run(|run| {
+        let key = run.flow.key();
+        let other = &mut run.other;
+        if maps.read_flow(&key, other).is_none() || !other.belongs_to(&key) {
+            return false;
+        }
+        other.flags & Flow::ENDED != 0
+            || other.is_expired(&maps.timeouts(), run.now)
+            || other.client.is(&run.flow.client) && other.frontend.is(&run.flow.frontend)
+    });
+    is_unused.unwrap_or(false)
+}
+
+/// Looks up the flow of a packet at tc egress. Returns [`Step::Next`] if the client has no port of the node yet.
+#[inline(always)]
+pub fn find_leaving<T: Flows + ?Sized>(maps: &T) -> Step {
+    or_pass(maps.with_run(|run| {
+        let Some(entry) = find(maps, &run.forwarded_key(), &mut run.flow) else {
+            return Step::Pass;
+        };
+        if run.source.is(&run.flow.backend) {
+            maps.touch_flow(entry, Seen::from_backend(run.flags), run.now);
+            run.replace(run.flow.frontend, run.flow.client.port);
+            return Step::Translate;
+        }
+        maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
+        if run.flow.flags & Flow::MUST_MASQUERADE == 0 {
+            return Step::Pass;
+        }
+        if run.flow.masquerade.is(&Endpoint::NONE) {
+            return Step::Next;
+        }
+        run.replace(run.flow.masquerade, run.destination.port);
+        Step::Translate
+    }))
+}
+
+/// Ends the entries of the run's flow, for which there is no port of the node.
+#[inline(always)]
+pub fn end_flow_without_port<T: Flows + ?Sized>(maps: &T) {
+    maps.with_run(|run| {
+        for role in [Role::DIALLED, Role::FORWARDED] {
+            if let Some(entry) = find(maps, &run.flow.key_of(role), &mut run.other) {
+                maps.end_flow(entry);
+            }
+        }
+    });
+}

@@ -1,0 +1,298 @@
+//! The maps of flows, as the input for [`forward`]. The steps of a decision are global functions, which share the state of
+//! the run.
+#![expect(unsafe_code, reason = "BPF map access")]
+
+use core::ptr;
+
+use aya_ebpf::{
+    btf_maps::{Array, HashMap, PerCpuArray},
+    helpers::generated::bpf_get_smp_processor_id,
+    macros::btf_map,
+};
+use tunnel_common::{
+    addr::{Address, Port},
+    flow::{Flow, FlowKey, LinkAddresses, Role, Seen, Timeouts},
+    forward::{Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Step, reclaim, steps},
+    service::Frontend,
+};
+
+use super::{KernelMaps, NOEXIST};
+use crate::context;
+
+const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
+
+#[btf_map(name = "flows")]
+static FLOWS: HashMap<FlowKey, Flow, 1, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "recent_flows")]
+static RECENT_FLOWS: Array<FlowKey, 1> = Array::new();
+#[btf_map(name = "packet_runs")]
+static PACKET_RUNS: PerCpuArray<Run, 1> = PerCpuArray::new();
+#[btf_map(name = "link_addresses")]
+static LINK_ADDRESSES: HashMap<u32, LinkAddresses, 1> = HashMap::new();
+
+/// The number of 64-bit words in a flow.
+const FLOW_WORDS: usize = size_of::<Flow>() / size_of::<u64>();
+
+impl Flows for KernelMaps {
+    #[inline(always)]
+    fn with_run<R>(&self, work: impl FnOnce(&mut Run) -> R) -> Option<R> {
+        let run = PACKET_RUNS.get_ptr_mut(0)?;
+        // SAFETY: every CPU has an entry of its own. A tc program is not interrupted by another one on its CPU, because
+        // it runs with bottom halves disabled. No other reference exists, because `work` calls no step.
+        unsafe { run.as_mut() }.map(work)
+    }
+
+    #[inline(always)]
+    fn read_flow(&self, key: &FlowKey, copy: &mut Flow) -> Option<&Flow> {
+        let entry = FLOWS.get_ptr(key)?;
+        let (from, to) = (entry.cast::<u64>(), ptr::from_mut(copy).cast::<u64>());
+        for word in 0..FLOW_WORDS {
+            let (from, to) = (from.wrapping_add(word), to.wrapping_add(word));
+            // SAFETY: the entry has this many words, and the kernel aligns values to them. The read is volatile, so that
+            // the caller checks the key in the copy, and not in the entry, which may change meanwhile.
+            let value = unsafe { from.read_volatile() };
+            // SAFETY: the copy has as many words, and is also aligned to them.
+            unsafe { to.write_volatile(value) };
+        }
+        // SAFETY: the element stays mapped while the program runs. Every bit pattern is valid.
+        unsafe { entry.as_ref() }
+    }
+
+    #[inline(always)]
+    fn insert_flow(&self, flow: &Flow, is_new: bool) -> Insertion {
+        let flags = if is_new { NOEXIST } else { 0 };
+        match FLOWS.insert(flow.key(), flow, flags) {
+            Ok(()) => Insertion::Inserted,
+            Err(EEXIST) => Insertion::Exists,
+            Err(_) => Insertion::Full,
+        }
+    }
+
+    #[inline(always)]
+    fn touch_flow(&self, flow: &Flow, seen: Seen, now: u32) {
+        if flow.last_used != now {
+            let last_used = (&raw const flow.last_used).cast_mut();
+            // SAFETY: the value is in a map, which programs may write. It is one aligned word.
+            unsafe { last_used.write_volatile(now) };
+        }
+        if !flow.seen.includes(seen) {
+            let events = (&raw const flow.seen).cast_mut();
+            // SAFETY: as above. It is one byte.
+            unsafe { events.write_volatile(flow.seen.union(seen)) };
+        }
+    }
+
+    #[inline(always)]
+    fn end_flow(&self, flow: &Flow) {
+        let flags = (&raw const flow.flags).cast_mut();
+        // SAFETY: as for `touch_flow`. It is one byte.
+        unsafe { flags.write_volatile(flow.flags | Flow::ENDED) };
+    }
+
+    #[inline(always)]
+    fn remove_flow(&self, key: &FlowKey) -> bool {
+        FLOWS.remove(key).is_ok()
+    }
+
+    #[inline(always)]
+    fn recent_flow(&self, position: u32) -> Option<&FlowKey> {
+        RECENT_FLOWS.get(recent_index(position))
+    }
+
+    #[inline(always)]
+    fn record_recent_flow(&self, position: u32, key: &FlowKey) {
+        if let Some(entry) = RECENT_FLOWS.get_ptr_mut(recent_index(position)) {
+            // SAFETY: the entry stays mapped, and only this CPU writes it. Readers check the entry that the key leads to.
+            unsafe { entry.write(*key) };
+        }
+    }
+
+    #[inline(always)]
+    fn seconds(&self) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "136 years")]
+        let seconds = (context::now() / 1_000_000_000) as u32;
+        seconds
+    }
+
+    #[inline(always)]
+    fn timeouts(&self) -> Timeouts {
+        context::flow_timeouts()
+    }
+
+    #[inline(always)]
+    fn must_masquerade(&self, frontend: &Frontend, _client: Address) -> bool {
+        frontend.packet_flags & Frontend::MASQUERADE != 0
+    }
+
+    #[inline(always)]
+    fn may_keep_port(&self, port: Port) -> bool {
+        let [first, count] = context::masquerade_ports();
+        u32::from(port.to_host()).wrapping_sub(first) < count
+    }
+
+    #[inline(always)]
+    fn random_port(&self) -> Port {
+        let [first, count] = context::masquerade_ports();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the loader sets a range of ports"
+        )]
+        // A product instead of a remainder, because the number of ports may be 0 for the verifier.
+        let port =
+            (first + ((u64::from(context::random()) * u64::from(count)) >> 32) as u32) as u16;
+        Port::from_host(port)
+    }
+
+    #[inline(always)]
+    fn find_arriving(&self) -> Step {
+        Step::from_number(find_arriving_flow())
+    }
+
+    #[inline(always)]
+    fn is_over(&self) -> bool {
+        is_flow_over() != 0
+    }
+
+    #[inline(always)]
+    fn end_others(&self) {
+        end_other_entries();
+    }
+
+    #[inline(always)]
+    fn choose(&self) -> Step {
+        Step::from_number(choose_for_packet())
+    }
+
+    #[inline(always)]
+    fn claim(&self, role: Role) -> Insertion {
+        Insertion::from_number(claim_flow_key(role.number()))
+    }
+
+    #[inline(always)]
+    fn insert(&self, role: Role, is_new: bool) -> Insertion {
+        Insertion::from_number(insert_flow_entry(role.number(), u32::from(is_new)))
+    }
+
+    #[inline(always)]
+    fn is_unused(&self) -> bool {
+        is_entry_unused() != 0
+    }
+
+    #[inline(always)]
+    fn make_room(&self) -> bool {
+        make_room_for_flow() != 0
+    }
+
+    #[inline(always)]
+    fn rank(&self, position: u32) -> u32 {
+        rank_recent_flow(position)
+    }
+
+    #[inline(always)]
+    fn find_leaving(&self) -> Step {
+        Step::from_number(find_leaving_flow())
+    }
+
+    #[inline(always)]
+    fn end_flow_without_port(&self) {
+        end_flow_without_port();
+    }
+}
+
+/// The error of an insertion under an existing key.
+const EEXIST: i32 = -17;
+
+/// Returns the index in the array `recent_flows` of a position in the part of this CPU.
+#[inline(always)]
+fn recent_index(position: u32) -> u32 {
+    // SAFETY: the helper has no preconditions.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    cpu * RECENT_FLOWS_OF_CPU + position % RECENT_FLOWS_OF_CPU
+}
+
+/// Returns the addresses that stand for clients on a link.
+#[inline(always)]
+pub(crate) fn link_addresses(link: u32) -> Option<&'static LinkAddresses> {
+    // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another link, whose addresses
+    // are also this node's.
+    unsafe { LINK_ADDRESSES.get(link) }
+}
+
+/// Calls [`steps::find_arriving`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn find_arriving_flow() -> u32 {
+    steps::find_arriving(&KernelMaps).number()
+}
+
+/// Calls [`steps::is_over`]. Returns 1 for true.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn is_flow_over() -> u32 {
+    steps::is_over(&KernelMaps).into()
+}
+
+/// Calls [`steps::end_others`]. The number that it returns has no meaning.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn end_other_entries() -> u32 {
+    steps::end_others(&KernelMaps);
+    0
+}
+
+/// Calls [`steps::choose`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn choose_for_packet() -> u32 {
+    steps::choose(&KernelMaps).number()
+}
+
+/// Calls [`steps::claim`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn claim_flow_key(role: u32) -> u32 {
+    steps::claim(&KernelMaps, Role::from_number(role)).number()
+}
+
+/// Calls [`steps::insert`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn insert_flow_entry(role: u32, is_new: u32) -> u32 {
+    steps::insert(&KernelMaps, Role::from_number(role), is_new != 0).number()
+}
+
+/// Calls [`steps::is_unused`]. Returns 1 for true.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn is_entry_unused() -> u32 {
+    steps::is_unused(&KernelMaps).into()
+}
+
+/// Calls [`reclaim::make_room`]. Returns 1 for true.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn make_room_for_flow() -> u32 {
+    reclaim::make_room(&KernelMaps).into()
+}
+
+/// Calls [`reclaim::rank`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn rank_recent_flow(position: u32) -> u32 {
+    reclaim::rank(&KernelMaps, position)
+}
+
+/// Calls [`steps::find_leaving`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn find_leaving_flow() -> u32 {
+    steps::find_leaving(&KernelMaps).number()
+}
+
+/// Calls [`steps::end_flow_without_port`]. The number that it returns has no meaning.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn end_flow_without_port() -> u32 {
+    steps::end_flow_without_port(&KernelMaps);
+    0
+}

@@ -1,0 +1,108 @@
+//! Attaches the programs that translate packets to uplinks, and stores the addresses that stand for clients.
+
+use std::{collections::BTreeMap, io};
+
+use tunnel_common::{
+    addr::Address,
+    flow::LinkAddresses,
+    table::{IN, OUT, Program},
+};
+
+use super::{
+    attachment::Attachment,
+    sys::MapHandle,
+    uplink_programs::{UplinkError, UplinkPrograms, failed},
+};
+use crate::net::{AddressPair, UplinkTranslation};
+
+/// The program that restores the source of replies is attached before the one that begins flows.
+pub(super) const ROWS: &[Program] = &[OUT, IN];
+
+/// The programs that translate packets, and the devices that they are attached to.
+pub struct Translation {
+    programs: UplinkPrograms,
+    addresses: MapHandle<u32, LinkAddresses>,
+}
+
+impl Translation {
+    pub(super) const fn new(
+        programs: UplinkPrograms,
+        addresses: MapHandle<u32, LinkAddresses>,
+    ) -> Self {
+        Self {
+            programs,
+            addresses,
+        }
+    }
+
+    /// Makes the programs show what they restore in the view of the attached programs.
+    #[must_use]
+    pub fn with_attachment(mut self, attachment: Attachment) -> Self {
+        self.programs.set_attachment(attachment);
+        self
+    }
+
+    /// Runs the program for packets that arrive on a frame. Returns the verdict (-1 to pass, 2 to drop), and the frame
+    /// afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the kernel can't run the program.
+    pub fn arrive(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+        self.programs.run(&IN, frame)
+    }
+
+    /// Runs the program for packets that leave on a frame, as [`Self::arrive`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the kernel can't run the program.
+    pub fn leave(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+        self.programs.run(&OUT, frame)
+    }
+}
+
+impl UplinkTranslation for Translation {
+    type Error = UplinkError;
+
+    fn attach(
+        &mut self,
+        uplinks: &BTreeMap<u32, String>,
+        reattach: bool,
+    ) -> Result<(), UplinkError> {
+        self.programs.attach(uplinks, reattach)
+    }
+
+    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), UplinkError> {
+        self.programs.remove_unused(uplinks)
+    }
+
+    fn set_addresses(&mut self, wanted: &BTreeMap<u32, AddressPair>) -> Result<(), UplinkError> {
+        let failed = || failed("write the map link_addresses".to_owned());
+        let stored = self.addresses.read_all();
+        let stored: BTreeMap<_, _> = stored
+            .map_err(io::Error::other)
+            .map_err(failed())?
+            .into_iter()
+            .collect();
+        for link in stored.keys().filter(|link| !wanted.contains_key(link)) {
+            let removed = self.addresses.remove(link);
+            removed.map_err(io::Error::other).map_err(failed())?;
+        }
+        for (link, pair) in wanted {
+            let value = LinkAddresses {
+                v4: pair
+                    .v4
+                    .map_or(Address::UNSPECIFIED, |ip| Address::from_ip(ip.into())),
+                v6: pair
+                    .v6
+                    .map_or(Address::UNSPECIFIED, |ip| Address::from_ip(ip.into())),
+            };
+            if stored.get(link) != Some(&value) {
+                let written = self.addresses.write(link, &value);
+                written.map_err(io::Error::other).map_err(failed())?;
+            }
+        }
+        Ok(())
+    }
+}

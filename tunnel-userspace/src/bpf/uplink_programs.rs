@@ -1,0 +1,327 @@
+//! Attaches programs to uplinks.
+//!
+//! On kernels with tcx, a program is attached through a pinned link. On others, it is attached as a clsact filter
+//! with a fixed priority and handle; the program is then pinned to record that the filter exists.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    mem::ManuallyDrop,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use aya::programs::{
+    SchedClassifier, TcAttachType, TcError, TestRun as _, TestRunOptions,
+    tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
+};
+use nix::net::if_::if_indextoname;
+use tunnel_common::table::{GUARD, IN, Program};
+
+use super::{
+    attach::{self, HeldLink},
+    attachment::Attachment,
+    probe::Features,
+    programs::{Programs, to_io_error},
+    sys::{self, LinkTarget},
+};
+
+/// The filters' handle, which the kernel never allocates itself.
+const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
+
+/// The position of a program's filter.
+#[derive(Clone, Copy)]
+struct FilterPosition {
+    hook: TcAttachType,
+    /// Filters run in the order of their priorities, which are 1 to 65,535.
+    priority: u16,
+}
+
+impl FilterPosition {
+    /// Returns the position of a program. The guard runs before all others, and the program at egress after all others.
+    fn of(row: &Program) -> Self {
+        if *row == GUARD {
+            Self {
+                hook: TcAttachType::Ingress,
+                priority: 1,
+            }
+        } else if *row == IN {
+            Self {
+                hook: TcAttachType::Ingress,
+                priority: 2,
+            }
+        } else {
+            Self {
+                hook: TcAttachType::Egress,
+                priority: u16::MAX,
+            }
+        }
+    }
+
+    /// Returns the filter on a device, whether or not it exists.
+    fn link(self, device: &str) -> io::Result<SchedClassifierLink> {
+        SchedClassifierLink::attached(device, self.hook, self.priority, HANDLE, None)
+    }
+}
+
+/// An error that can occur when attaching or detaching a program.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step}")]
+pub struct UplinkError {
+    step: String,
+    #[source]
+    source: io::Error,
+}
+
+pub(super) fn failed(step: String) -> impl FnOnce(io::Error) -> UplinkError {
+    move |source| UplinkError { step, source }
+}
+
+/// Programs for uplinks, and the devices that they are attached to.
+pub(super) struct UplinkPrograms {
+    /// The rows of the programs, in the order in which they are attached.
+    rows: &'static [Program],
+    programs: Programs,
+    /// The logging variant of a program, which replaces the plain one.
+    logging: Option<(&'static Program, Programs)>,
+    links: PathBuf,
+    features: Features,
+    /// The devices to which this process has attached a program, by its name, each with its link. A filter has no link.
+    attached: BTreeMap<(u32, &'static str), Option<HeldLink>>,
+    /// The view that shows what was restored.
+    attachment: Option<Attachment>,
+}
+
+impl UplinkPrograms {
+    pub(super) fn new(
+        rows: &'static [Program],
+        programs: Programs,
+        logging: Option<(&'static Program, Programs)>,
+        (links, features): (PathBuf, Features),
+    ) -> Self {
+        Self {
+            rows,
+            programs,
+            logging,
+            links,
+            features,
+            attached: BTreeMap::new(),
+            attachment: None,
+        }
+    }
+
+    /// Makes the programs show what they restore in the view of the attached programs.
+    pub(super) fn set_attachment(&mut self, attachment: Attachment) {
+        self.attachment = Some(attachment);
+    }
+
+    /// Returns the object whose program with this row is attached.
+    fn object_of(&self, row: &Program) -> &Programs {
+        match &self.logging {
+            Some((logging, programs)) if *logging == row => programs,
+            Some(_) | None => &self.programs,
+        }
+    }
+
+    /// Runs a program on a frame. Returns the verdict, and the frame afterwards.
+    pub(super) fn run(&self, row: &Program, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+        let mut changed = vec![0; frame.len()];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut changed),
+            ..TestRunOptions::default()
+        };
+        let verdict = self.object_of(row).with_classifier(row, |program| {
+            let result = program.test_run(options).map_err(to_io_error)?;
+            Ok(result.return_value.cast_signed())
+        })?;
+        Ok((verdict, changed))
+    }
+
+    /// Attaches the programs to every uplink. If `reattach` is true, repairs those that are already attached.
+    pub(super) fn attach(
+        &mut self,
+        uplinks: &BTreeMap<u32, String>,
+        reattach: bool,
+    ) -> Result<(), UplinkError> {
+        self.attached
+            .retain(|(device, _), _| uplinks.contains_key(device));
+        let mut first = Ok(());
+        for (device, name) in uplinks {
+            for row in self.rows {
+                if !reattach && self.attached.contains_key(&(*device, row.name)) {
+                    continue;
+                }
+                // Continues after a failure, so that all other devices still get their programs.
+                if let Err(error) = self.attach_to(row, *device, name) {
+                    first = first.and(Err(error));
+                }
+            }
+        }
+        first
+    }
+
+    /// Attaches a program to a device, or repairs its link. A link stays attached even if it can't be pinned.
+    fn attach_to(
+        &mut self,
+        row: &'static Program,
+        device: u32,
+        name: &str,
+    ) -> Result<(), UplinkError> {
+        let pin = self.links.join(attach::pin_name(row, device));
+        let attached = if self.features.tcx {
+            self.attach_link(row, device, name, pin)
+        } else {
+            self.attach_filter(row, name, &pin)
+                .map(|()| self.record_attached(row, device, name, None))
+        };
+        let program = row.name;
+        attached.map_err(failed(format!("attach program {program} to uplink {name}")))
+    }
+
+    fn attach_link(
+        &mut self,
+        row: &'static Program,
+        device: u32,
+        name: &str,
+        pin: PathBuf,
+    ) -> io::Result<()> {
+        let target = LinkTarget::Device(device);
+        if let Some(Some(held)) = self.attached.get_mut(&(device, row.name)) {
+            let restored = held.repair(target)?;
+            for what in restored.into_iter().chain(held.repair_pin()?) {
+                match &self.attachment {
+                    Some(attachment) => attachment.record_restored(what),
+                    None => tracing::warn!(what, "restored"),
+                }
+            }
+            return Ok(());
+        }
+        let program = self.object_of(row).fd(row)?;
+        let attached = HeldLink::attach(row, program, target, pin);
+        let (link, is_new) = attached.map_err(|(_, error)| error)?;
+        let pinned = if is_new { link.pin() } else { Ok(()) };
+        self.record_attached(row, device, name, Some(link));
+        pinned
+    }
+
+    fn record_attached(
+        &mut self,
+        row: &'static Program,
+        device: u32,
+        name: &str,
+        link: Option<HeldLink>,
+    ) {
+        if self.attached.insert((device, row.name), link).is_none() {
+            tracing::info!(uplink = %name, program = row.name, "attached");
+        }
+    }
+
+    fn attach_filter(&self, row: &Program, name: &str, pin: &Path) -> io::Result<()> {
+        match qdisc_add_clsact(name) {
+            Ok(()) => {}
+            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
+            Err(error) => return Err(io::Error::other(error)),
+        }
+        let position = FilterPosition::of(row);
+        let existing = position.link(name)?;
+        let options = TcAttachOptions::Netlink(NlOptions {
+            priority: position.priority,
+            handle: HANDLE,
+            classid: None,
+        });
+        let filter = |program: &mut SchedClassifier| {
+            // `attach_to_link` fails if there is no filter to replace.
+            let id = program
+                .attach_to_link(existing)
+                .or_else(|_no_filter| program.attach_with_options(name, position.hook, options));
+            let id = id.map_err(to_io_error)?;
+            // The filter must outlive this process, but dropping the link would remove it.
+            let _kept = ManuallyDrop::new(program.take_link(id).map_err(to_io_error)?);
+            Ok(())
+        };
+        self.object_of(row).with_classifier(row, filter)?;
+        // The pin is created only after the filter is attached. If either is missing, both are created again.
+        attach::replace_pin(self.object_of(row).fd(row)?.as_fd(), pin)
+    }
+
+    /// Returns the indices of the links to which an earlier or this process has attached a program, including links that
+    /// no longer exist.
+    pub(super) fn attached_links(&self) -> BTreeSet<u32> {
+        self.pins().into_iter().map(|pin| pin.device).collect()
+    }
+
+    /// Detaches the programs from all links that are not uplinks.
+    pub(super) fn remove_unused(
+        &mut self,
+        uplinks: &BTreeMap<u32, String>,
+    ) -> Result<(), UplinkError> {
+        for Pin { row, device, path } in self.pins() {
+            if uplinks.contains_key(&device) {
+                continue;
+            }
+            self.attached.remove(&(device, row.name));
+            let removed = remove_filter(row, &path, device).and_then(|()| fs::remove_file(&path));
+            removed.map_err(failed(format!(
+                "detach program {} from the device with index {device}",
+                row.name
+            )))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the pins of these programs.
+    fn pins(&self) -> Vec<Pin> {
+        let Ok(entries) = fs::read_dir(&self.links) else {
+            return Vec::new();
+        };
+        let pins = entries.flatten().filter_map(|entry| {
+            let (row, device) = attach::parse_pin_name(entry.file_name().to_str()?)?;
+            let (device, path) = (device?, entry.path());
+            self.rows.contains(row).then_some(Pin { row, device, path })
+        });
+        pins.collect()
+    }
+}
+
+/// The pin of a program that is attached to an uplink.
+struct Pin {
+    row: &'static Program,
+    device: u32,
+    path: PathBuf,
+}
+
+/// Returns true if a pin is a program for a device: a tcx link to that device, a tcx link to a removed device, or a
+/// filter's pinned program.
+pub(super) fn is_program_of(row: &Program, pin: &Path, device: u32) -> io::Result<bool> {
+    let object = sys::open_pin(pin)?;
+    if let Some(found) = sys::link_info(object.as_fd())? {
+        let wanted = LinkTarget::Device(device).link_info(row.hook);
+        return Ok(found == wanted
+            || found
+                == sys::LinkInfo {
+                    target_id: 0,
+                    ..wanted
+                });
+    }
+    sys::is_classifier(object.as_fd(), row.name)
+}
+
+/// Removes the filter that runs a pinned program, if the pin is a program and the device exists.
+pub(super) fn remove_filter(row: &Program, pin: &Path, device: u32) -> io::Result<()> {
+    let object = sys::open_pin(pin)?;
+    if !sys::is_classifier(object.as_fd(), row.name)? {
+        return Ok(());
+    }
+    // For a removed device, nix returns an empty name instead of an error.
+    let name = if_indextoname(device).unwrap_or_default();
+    if name.is_empty() {
+        return Ok(());
+    }
+    let existing = FilterPosition::of(row).link(&name.to_string_lossy())?;
+    // The filter may already have been removed.
+    if let Err(error) = aya::programs::links::Link::detach(existing) {
+        tracing::debug!(%error, device, "no filter to detach");
+    }
+    Ok(())
+}

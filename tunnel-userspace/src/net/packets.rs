@@ -1,0 +1,156 @@
+//! Keeps the programs that translate packets attached to the uplinks, as the node's network changes.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+use super::{NetworkState, RETRY_DELAY};
+use crate::{drain, error_chain::chain};
+
+/// This node's addresses that stand for clients on a link.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct AddressPair {
+    /// The IPv4 address.
+    pub v4: Option<Ipv4Addr>,
+    /// The IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl AddressPair {
+    /// Sets the address of the IP address's family, unless there is one.
+    pub(super) const fn add(&mut self, ip: IpAddr) {
+        match ip {
+            IpAddr::V4(v4) if self.v4.is_none() => self.v4 = Some(v4),
+            IpAddr::V6(v6) if self.v6.is_none() => self.v6 = Some(v6),
+            IpAddr::V4(_) | IpAddr::V6(_) => {}
+        }
+    }
+}
+
+/// The programs that translate packets on uplinks.
+pub trait UplinkTranslation: Send {
+    /// The type of the errors that the operations return.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Attaches the programs to every uplink, given by index and name. If `reattach` is true, repairs those that are
+    /// already attached.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a program can't be attached to a link.
+    fn attach(
+        &mut self,
+        uplinks: &BTreeMap<u32, String>,
+        reattach: bool,
+    ) -> Result<(), Self::Error>;
+
+    /// Detaches the programs from all links that are not uplinks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a program can't be detached.
+    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
+
+    /// Stores the addresses that stand for clients on each link, and removes those of other links.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map can't be written.
+    fn set_addresses(&mut self, addresses: &BTreeMap<u32, AddressPair>) -> Result<(), Self::Error>;
+}
+
+/// The task that keeps the programs attached.
+pub struct PacketLinks<K> {
+    programs: K,
+    network: watch::Receiver<NetworkState>,
+    check_interval: Duration,
+    /// The uplinks, and the problems, that were last logged.
+    logged: Option<(BTreeMap<u32, String>, Vec<String>)>,
+}
+
+impl<K: UplinkTranslation> PacketLinks<K> {
+    /// Creates the task. `network` must include routes. Nothing is attached yet.
+    #[must_use]
+    pub const fn new(
+        programs: K,
+        network: watch::Receiver<NetworkState>,
+        check_interval: Duration,
+    ) -> Self {
+        Self {
+            programs,
+            network,
+            check_interval,
+            logged: None,
+        }
+    }
+
+    /// Attaches the programs to new uplinks, and detaches them from links that are none any more. If `reattach` is true,
+    /// also repairs those that are attached. Returns false if there is a problem, which is logged.
+    pub fn check(&mut self, reattach: bool) -> bool {
+        let network = self.network.borrow_and_update().clone();
+        let mut uplinks = network.links.uplinks.clone();
+        // The packets of a port of a bridge or bond belong to the bridge or bond.
+        uplinks.retain(|index, _| !network.snapshot.has_master(*index));
+        let addresses = network.snapshot.client_addresses(uplinks.keys().copied());
+        let mut problems = Vec::from_iter(network.problem);
+        let is_complete = problems.is_empty() && network.links.missing.is_none();
+        // The addresses must be there before the first packet is translated.
+        let mut results = vec![
+            self.programs.set_addresses(&addresses),
+            self.programs.attach(&uplinks, reattach),
+        ];
+        if is_complete {
+            results.push(self.programs.remove_unused(&uplinks));
+        }
+        problems.extend(
+            results
+                .into_iter()
+                .filter_map(Result::err)
+                .map(|it| chain(&it)),
+        );
+        let is_well = problems.is_empty();
+        let state = (uplinks, problems);
+        if self.logged.as_ref() != Some(&state) {
+            let (uplinks, problems) = &state;
+            if is_well {
+                info!(uplinks = ?uplinks.values(), "packets that arrive on uplinks are translated");
+            } else {
+                let problem = problems.join("; ");
+                warn!(%problem, "cannot translate packets on all uplinks");
+            }
+            self.logged = Some(state);
+        }
+        is_well
+    }
+
+    /// Runs until the drain begins. The programs stay attached.
+    pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
+        let mut next = Instant::now() + self.check_interval;
+        let mut reattach_at = next;
+        loop {
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => return,
+                // The follower stops only when the drain begins.
+                Ok(()) = self.network.changed() => next = Instant::now(),
+                () = sleep_until(next) => {
+                    let reattach = Instant::now() >= reattach_at;
+                    if reattach {
+                        reattach_at = Instant::now() + self.check_interval;
+                    }
+                    let is_well = self.check(reattach);
+                    let retry_delay = RETRY_DELAY.min(self.check_interval);
+                    next = Instant::now() + if is_well { self.check_interval } else { retry_delay };
+                }
+            }
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
-use tunnel_common::table::{GUARD, PROGRAMS, REASON_COUNTS};
+use tunnel_common::table::{AttachPoint, PROGRAMS, REASON_COUNTS};
 use tunnel_tests::{
     culvert_instance::InstanceSettings, node::Node, sandbox::connect_within,
     tunnel_testbed::TunnelTestbed, wait,
@@ -171,12 +171,14 @@ fn expect_connects_logged(dialer: Dialer, program: &str) -> Result<()> {
 fn every_program_can_log_its_decisions() -> Result<()> {
     let scene = prepared()?;
 
-    for program in PROGRAMS.iter().map(|program| program.name) {
+    for row in PROGRAMS {
+        let program = row.name;
         configure_log(&scene.node, Some((program, "trace")))?;
         scene.node.start().context(program)?;
-        // The guard is loaded but not attached to an uplink, since this node does not steer connections.
+        // The programs of uplinks are loaded but not attached, since this node neither steers connections nor translates
+        // packets.
         let logging = [program];
-        let count = usize::from(program != GUARD.name);
+        let count = usize::from(row.attach_point == AttachPoint::Cgroup);
         scene.until_logging(&logging[..count])?;
         for dialer in Dialer::TCP {
             dialer

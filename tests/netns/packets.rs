@@ -237,3 +237,37 @@ fn programs_are_detached_when_packets_are_turned_off() -> Result<()> {
     ensure!(!show.contains("out"), "{show}");
     Ok(())
 }
+
+#[test]
+fn a_flood_of_datagrams_breaks_no_connection_and_new_ones_come_through() -> Result<()> {
+    const FLOWS: u32 = 64;
+    let scene = Scene::with(&["backend"], |settings| {
+        ENABLED.clone_into(&mut settings.node_ports);
+        settings.maps.flows = FLOWS;
+    })?;
+    route_to_node(&scene)?;
+    let remote = remote(&scene)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let client = scene.node.outside();
+    let connect = || -> Result<_> {
+        let stream = Dialer::V4.connect(client, HOST, NODE_HTTP)?;
+        Ok((stream, backend.tcp[0].accept()?.0))
+    };
+    let open: Vec<_> = (0..FLOWS / 2).map(|_| connect()).collect::<Result<_>>()?;
+
+    // The daemon sweeps nothing: the programs make room by themselves.
+    scene.node.kill9()?;
+    for dialer in [Dialer::V4, Dialer::V6].into_iter().cycle().take(1_000) {
+        let socket = dialer.udp_socket(client)?;
+        socket.send_to(b"flood", dialer.address(HOST, NODE_DNS))?;
+    }
+
+    for (one, other) in &open {
+        exchange_stream(one, other).context("an open connection")?;
+    }
+    let (one, other) = connect().context("a new connection")?;
+    exchange_stream(&one, &other)?;
+    Ok(())
+}

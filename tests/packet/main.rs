@@ -5,3 +5,5 @@
 mod frame;
 #[cfg(test)]
 mod guard;
+#[cfg(test)]
+mod translation;

@@ -10,8 +10,12 @@ use crate::flow::{Endpoint, Flow, Phase};
 /// The number of recent flows whose keys are kept for each CPU.
 pub const RECENT_FLOWS_OF_CPU: u32 = 2048;
 
-/// The number of recent flows that are compared to find one that gives way.
-const CANDIDATES: u32 = 16;
+/// The number of flows that are compared to find one that gives way: half of them the most recent ones, and half of them
+/// chosen at random among the recent ones.
+const CANDIDATES: u32 = 64;
+
+/// The time in seconds in which a handshake is expected to finish. Until then, datagrams give way first.
+const HANDSHAKE: u32 = 1;
 
 /// The rank of a flow that must not give way.
 const KEPT: u32 = u32::MAX;
@@ -19,11 +23,18 @@ const KEPT: u32 = u32::MAX;
 /// Removes the flow that is the least worth keeping among some recent flows. Returns false if all of them must be kept.
 #[inline(always)]
 pub fn make_room<T: Flows + ?Sized>(maps: &T) -> bool {
-    let start = maps.random();
+    let Some(next) = maps.with_run(|run| run.inserted) else {
+        return false;
+    };
     let (mut best, mut best_rank) = (0, KEPT);
     for candidate in 0..CANDIDATES {
-        // Spread evenly over all positions.
-        let position = start.wrapping_add(candidate * (RECENT_FLOWS_OF_CPU / CANDIDATES + 1));
+        // Among flows of one rank, the first one that is found gives way, so the search begins with older ones.
+        let age = if candidate < CANDIDATES / 2 {
+            maps.random() % RECENT_FLOWS_OF_CPU
+        } else {
+            CANDIDATES - 1 - candidate
+        };
+        let position = next.wrapping_sub(1).wrapping_sub(age);
         let rank = maps.rank(position);
         if rank < best_rank {
             (best, best_rank) = (position, rank);
@@ -33,7 +44,7 @@ pub fn make_room<T: Flows + ?Sized>(maps: &T) -> bool {
 }
 
 /// Returns the rank of the recent flow at a position. The flow with the lowest rank gives way first: flows that are over,
-/// then closed connections, half-open connections, and datagrams.
+/// then closed connections, connections that stay half-open, datagrams, and connections that have just begun.
 #[inline(always)]
 pub fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
     let rank = maps.with_run(|run| {
@@ -54,9 +65,10 @@ pub fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
         match flow.seen.phase(flow.protocol) {
             Phase::Closed => 1,
             Phase::Closing => 2,
-            Phase::HalfOpen => 3,
+            Phase::HalfOpen if run.now.wrapping_sub(flow.last_used) > HANDSHAKE => 3,
             Phase::Unanswered => 4,
             Phase::Answered => 5,
+            Phase::HalfOpen => 6,
             Phase::HalfClosed | Phase::Established => KEPT,
         }
     });

@@ -126,10 +126,10 @@ pub trait Flows: decide::Maps {
         reclaim::make_room(self)
     }
 
-    /// Calls [`reclaim::rank`].
+    /// Calls [`reclaim::better_candidate`].
     #[inline(always)]
-    fn rank(&self, position: u32) -> u32 {
-        reclaim::rank(self, position)
+    fn better_candidate(&self, position: u32, best: u64) -> u64 {
+        reclaim::better_candidate(self, position, best)
     }
 
     /// Calls [`steps::find_leaving`].

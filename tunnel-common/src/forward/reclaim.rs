@@ -2,7 +2,7 @@
 //! daemon is not running. Linux 5.10 can't iterate over a hash in a program, so the programs remember the keys of recent
 //! flows.
 //!
-//! Open TCP connections never give way. Other flows do, in the order of [`rank`].
+//! Open TCP connections never give way. Other flows do, in the order of `rank`.
 
 use super::{Flows, Role, steps::find};
 use crate::flow::{Endpoint, Flow, Phase};
@@ -13,6 +13,9 @@ pub const RECENT_FLOWS_OF_CPU: u32 = 2048;
 /// The number of flows that are compared to find one that gives way: half of them the most recent ones, and half of them
 /// chosen at random among the recent ones.
 const CANDIDATES: u32 = 64;
+
+/// The candidate if all flows must be kept.
+const NONE: u64 = 0xffff_ffff << 32;
 
 /// The time in seconds in which a handshake is expected to finish. Until then, datagrams give way first.
 const HANDSHAKE: u32 = 1;
@@ -26,7 +29,7 @@ pub fn make_room<T: Flows + ?Sized>(maps: &T) -> bool {
     let Some(next) = maps.with_run(|run| run.inserted) else {
         return false;
     };
-    let (mut best, mut best_rank) = (0, KEPT);
+    let mut best = NONE;
     for candidate in 0..CANDIDATES {
         // Among flows of one rank, the first one that is found gives way, so the search begins with older ones.
         let age = if candidate < CANDIDATES / 2 {
@@ -35,18 +38,34 @@ pub fn make_room<T: Flows + ?Sized>(maps: &T) -> bool {
             CANDIDATES - 1 - candidate
         };
         let position = next.wrapping_sub(1).wrapping_sub(age);
-        let rank = maps.rank(position);
-        if rank < best_rank {
-            (best, best_rank) = (position, rank);
-        }
+        best = maps.better_candidate(position, best);
     }
-    best_rank != KEPT && remove(maps, best)
+    #[expect(
+        clippy::as_conversions,
+        clippy::cast_possible_truncation,
+        reason = "the lower half is the position"
+    )]
+    let position = best as u32;
+    best < NONE && remove(maps, position)
+}
+
+/// Compares the recent flow at a position with the best candidate so far, and returns the one that gives way first. A
+/// candidate is a word: the rank in the upper half, and the position in the lower one. The caller's loop has no branch,
+/// because older verifiers would follow both of its ways in each iteration.
+#[inline(always)]
+pub fn better_candidate<T: Flows + ?Sized>(maps: &T, position: u32, best: u64) -> u64 {
+    let rank = u64::from(rank(maps, position)) << 32;
+    if rank < best & NONE {
+        rank | u64::from(position)
+    } else {
+        best
+    }
 }
 
 /// Returns the rank of the recent flow at a position. The flow with the lowest rank gives way first: flows that are over,
 /// then closed connections, connections that stay half-open, datagrams, and connections that have just begun.
 #[inline(always)]
-pub fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
+fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
     let rank = maps.with_run(|run| {
         let Some(key) = maps.recent_flow(position) else {
             return KEPT;

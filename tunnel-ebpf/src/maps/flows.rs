@@ -184,8 +184,8 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn rank(&self, position: u32) -> u32 {
-        rank_recent_flow(position)
+    fn better_candidate(&self, position: u32, best: u64) -> u64 {
+        better_candidate_to_remove(position, best)
     }
 
     #[inline(always)]
@@ -275,11 +275,11 @@ extern "C" fn make_room_for_flow() -> u32 {
     reclaim::make_room(&KernelMaps).into()
 }
 
-/// Calls [`reclaim::rank`].
+/// Calls [`reclaim::better_candidate`].
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn rank_recent_flow(position: u32) -> u32 {
-    reclaim::rank(&KernelMaps, position)
+extern "C" fn better_candidate_to_remove(position: u32, best: u64) -> u64 {
+    reclaim::better_candidate(&KernelMaps, position, best)
 }
 
 /// Calls [`steps::find_leaving`].

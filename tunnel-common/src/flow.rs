@@ -12,10 +12,13 @@
 //! backend only shows whether the backend still serves. The key follows from the value, so a reader that finds a value
 //! of another flow, since the kernel reuses elements at once, notices it.
 
+mod timeouts;
+
 use core::mem::{offset_of, size_of};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub use self::timeouts::Timeouts;
 use crate::{
     addr::{Address, Port, Protocol},
     packet::{Packet, TcpFlags},
@@ -270,61 +273,6 @@ pub enum Phase {
     Established,
 }
 
-/// The time after which an idle flow ends in each phase, in seconds.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Timeouts {
-    /// For [`Phase::Closed`].
-    pub closed: u32,
-    /// For [`Phase::Closing`].
-    pub closing: u32,
-    /// For [`Phase::HalfOpen`].
-    pub half_open: u32,
-    /// For [`Phase::Unanswered`].
-    pub unanswered: u32,
-    /// For [`Phase::Answered`].
-    pub answered: u32,
-    /// For [`Phase::HalfClosed`].
-    pub half_closed: u32,
-    /// For [`Phase::Established`].
-    pub established: u32,
-}
-
-impl Timeouts {
-    /// The defaults: those of kube-proxy for TCP (`conntrack.tcpEstablishedTimeout`, `tcpCloseWaitTimeout`), and of the
-    /// kernel's connection tracking for the rest (`nf_conntrack_proto_tcp.c`, `nf_conntrack_proto_udp.c`).
-    pub const DEFAULT: Self = Self {
-        closed: 10,
-        closing: 120,
-        half_open: 120,
-        unanswered: 30,
-        answered: 120,
-        half_closed: 3600,
-        established: 86_400,
-    };
-
-    /// Returns true if a flow in this phase, which was last used at a time in seconds, has ended.
-    #[inline(always)]
-    #[must_use]
-    pub const fn is_over(&self, phase: Phase, last_used: u32, now: u32) -> bool {
-        now.wrapping_sub(last_used) > self.of(phase)
-    }
-
-    /// Returns the timeout of a phase.
-    #[inline(always)]
-    #[must_use]
-    pub const fn of(&self, phase: Phase) -> u32 {
-        match phase {
-            Phase::Closed => self.closed,
-            Phase::Closing => self.closing,
-            Phase::HalfOpen => self.half_open,
-            Phase::Unanswered => self.unanswered,
-            Phase::Answered => self.answered,
-            Phase::HalfClosed => self.half_closed,
-            Phase::Established => self.established,
-        }
-    }
-}
-
 /// Value of the map `flows`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
@@ -405,15 +353,11 @@ impl Flow {
             && own.both_directions == key.both_directions
     }
 
-    /// Returns the later one of two times of use: this entry's, and another one in seconds since boot.
+    /// Returns true if another entry has the same client and frontend, and so belongs to this flow or to an earlier one.
     #[inline(always)]
     #[must_use]
-    pub const fn later_use(&self, other: u32) -> u32 {
-        if self.last_used > other {
-            self.last_used
-        } else {
-            other
-        }
+    pub const fn has_ends_of(&self, other: &Self) -> bool {
+        self.client.is(&other.client) && self.frontend.is(&other.frontend)
     }
 
     /// Returns true if no packet has used the entry for longer than its phase allows.

@@ -145,7 +145,7 @@ pub trait Flows: decide::Maps {
     }
 }
 
-/// Returns the state of a backend, or the verdict if a map can't be read.
+/// Returns the step, or leaves the packet alone if there is no state of the run.
 fn or_pass(step: Option<Step>) -> Step {
     step.unwrap_or(Step::Pass)
 }

@@ -85,7 +85,7 @@ static KERNEL_OFFSETS: [Global<u32>; OFFSET_COUNT] = {
     [UNKNOWN; OFFSET_COUNT]
 };
 
-/// The timeouts of flows in seconds, in the order of the fields of [`Timeouts`]. Set by the loader.
+/// The timeouts of flows in seconds, as in `Timeouts::to_words`. Set by the loader.
 #[unsafe(no_mangle)]
 static FLOW_TIMEOUTS: [Global<u32>; 7] = {
     const NONE: Global<u32> = Global::new(0);
@@ -98,24 +98,16 @@ static MASQUERADE_PORTS: [Global<u32>; 2] = [Global::new(0), Global::new(0)];
 /// Returns the timeouts of flows.
 #[inline(always)]
 pub(crate) fn flow_timeouts() -> Timeouts {
-    let [
-        closed,
-        closing,
-        half_open,
-        unanswered,
-        answered,
-        half_closed,
-        established,
-    ] = &FLOW_TIMEOUTS;
-    Timeouts {
-        closed: closed.load(),
-        closing: closing.load(),
-        half_open: half_open.load(),
-        unanswered: unanswered.load(),
-        answered: answered.load(),
-        half_closed: half_closed.load(),
-        established: established.load(),
-    }
+    let [a, b, c, d, e, f, g] = &FLOW_TIMEOUTS;
+    Timeouts::from_words([
+        a.load(),
+        b.load(),
+        c.load(),
+        d.load(),
+        e.load(),
+        f.load(),
+        g.load(),
+    ])
 }
 
 /// Returns the first of the ports that may stand for clients, and their number.

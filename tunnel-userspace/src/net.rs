@@ -130,6 +130,46 @@ pub struct NetworkView {
     pub problem: Option<String>,
 }
 
+/// The times at which programs on uplinks are checked.
+struct CheckSchedule {
+    interval: Duration,
+    /// The time of the next check.
+    next: Instant,
+    /// The time from which a check also repairs programs that are attached already.
+    reattach_at: Instant,
+}
+
+impl CheckSchedule {
+    fn new(interval: Duration) -> Self {
+        let next = Instant::now() + interval;
+        Self {
+            interval,
+            next,
+            reattach_at: next,
+        }
+    }
+
+    /// Makes the next check due.
+    fn check_now(&mut self) {
+        self.next = Instant::now();
+    }
+
+    /// Begins a check. Returns true if it also repairs programs that are attached already.
+    fn begin(&mut self) -> bool {
+        let reattach = Instant::now() >= self.reattach_at;
+        if reattach {
+            self.reattach_at = Instant::now() + self.interval;
+        }
+        reattach
+    }
+
+    /// Sets the time of the next check, which is earlier if there is a problem.
+    fn end(&mut self, is_well: bool) {
+        let retry_delay = RETRY_DELAY.min(self.interval);
+        self.next = Instant::now() + if is_well { self.interval } else { retry_delay };
+    }
+}
+
 /// Guards the uplinks, and maintains the routes for the steering prefixes, as the node's network changes.
 pub struct NetworkSetup<K> {
     settings: NetworkSettings,
@@ -277,23 +317,16 @@ impl<K: UplinkGuard> NetworkSetup<K> {
 
     /// Runs until the drain begins. The guards and routes are left in place.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let check_interval = self.settings.check_interval;
-        let mut next = Instant::now() + check_interval;
-        let mut reattach_at = next;
+        let mut schedule = CheckSchedule::new(self.settings.check_interval);
         loop {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
                 // The follower stops only when the drain begins.
-                Ok(()) = self.network.changed() => next = Instant::now(),
-                () = sleep_until(next) => {
-                    let reattach = Instant::now() >= reattach_at;
-                    if reattach {
-                        reattach_at = Instant::now() + check_interval;
-                    }
-                    let is_well = self.check(reattach).await;
-                    let retry_delay = RETRY_DELAY.min(check_interval);
-                    next = Instant::now() + if is_well { check_interval } else { retry_delay };
+                Ok(()) = self.network.changed() => schedule.check_now(),
+                () = sleep_until(schedule.next) => {
+                    let is_well = self.check(schedule.begin()).await;
+                    schedule.end(is_well);
                 }
             }
         }

@@ -4,7 +4,10 @@
 //!
 //! Open TCP connections never give way. Other flows do, in the order of `rank`.
 
-use super::{Flows, Role, steps::find};
+use super::{
+    Flows, Role,
+    steps::{copy_entry, find},
+};
 use crate::flow::{Endpoint, Flow, Phase};
 
 /// The number of recent flows whose keys are kept for each CPU.
@@ -71,11 +74,11 @@ fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
             return KEPT;
         };
         let flow = &mut run.candidate;
-        if maps.read_flow(key, flow).is_none() || !flow.belongs_to(key) {
+        if !copy_entry(maps, key, flow) {
             return KEPT;
         }
         // The flow that needs room is a recent one, too.
-        if flow.client.is(&run.flow.client) && flow.frontend.is(&run.flow.frontend) {
+        if flow.has_ends_of(&run.flow) {
             return KEPT;
         }
         if flow.flags & Flow::ENDED != 0 || flow.is_expired(&maps.timeouts(), run.now) {
@@ -100,7 +103,7 @@ fn remove<T: Flows + ?Sized>(maps: &T, position: u32) -> bool {
     let is_removed = maps.with_run(|run| {
         let key = maps.recent_flow(position)?;
         let (dialled, other) = (&mut run.candidate, &mut run.other);
-        if maps.read_flow(key, dialled).is_none() || !dialled.belongs_to(key) {
+        if !copy_entry(maps, key, dialled) {
             return None;
         }
         remove_others(maps, dialled, other);
@@ -113,10 +116,7 @@ fn remove<T: Flows + ?Sized>(maps: &T, position: u32) -> bool {
 #[inline(always)]
 fn remove_others<T: Flows + ?Sized>(maps: &T, dialled: &Flow, other: &mut Flow) {
     let mut key = dialled.key_of(Role::FORWARDED);
-    let is_own = find(maps, &key, other).is_some()
-        && other.client.is(&dialled.client)
-        && other.frontend.is(&dialled.frontend);
-    if !is_own {
+    if find(maps, &key, other).is_none() || !other.has_ends_of(dialled) {
         return;
     }
     maps.remove_flow(&key);

@@ -97,6 +97,13 @@ impl Run {
         self.protocol.is_tcp() && self.flags.opens()
     }
 
+    /// Returns true if the packet belongs to a TCP connection that has begun.
+    #[inline(always)]
+    #[must_use]
+    pub const fn continues(&self) -> bool {
+        self.protocol.is_tcp() && !self.flags.opens()
+    }
+
     /// Stores the ends that the packet gets.
     #[inline(always)]
     pub(super) const fn replace(&mut self, replacement: Endpoint, other_port: Port) {

@@ -28,6 +28,12 @@ pub(super) fn find<'a, T: Flows + ?Sized>(
     None
 }
 
+/// Copies the entry with this key, even if it has ended. Returns false if there is none, or if it is being replaced.
+#[inline(always)]
+pub(super) fn copy_entry<T: Flows + ?Sized>(maps: &T, key: &FlowKey, copy: &mut Flow) -> bool {
+    maps.read_flow(key, copy).is_some() && copy.belongs_to(key)
+}
+
 /// Looks up the flow of a packet at tc ingress. Returns [`Step::Next`] if the packet begins a flow.
 #[inline(always)]
 pub fn find_arriving<T: Flows + ?Sized>(maps: &T) -> Step {
@@ -37,7 +43,7 @@ pub fn find_arriving<T: Flows + ?Sized>(maps: &T) -> Step {
             Some(entry) => known(maps, run, entry),
             // The packets of other connections belong to a flow that began before the programs were attached, or to
             // nobody's.
-            None if run.protocol.is_tcp() && !run.flags.opens() => Known::Foreign,
+            None if run.continues() => Known::Foreign,
             None => Known::New,
         }
     });
@@ -82,7 +88,7 @@ enum Known {
 fn replaced<T: Flows + ?Sized>(maps: &T) -> Step {
     maps.end_others();
     or_pass(maps.with_run(|run| {
-        if run.protocol.is_tcp() && !run.flags.opens() {
+        if run.continues() {
             Step::Pass
         } else {
             Step::Next
@@ -121,7 +127,7 @@ pub fn is_over<T: Flows + ?Sized>(maps: &T) -> bool {
         let key = run.flow.key_of(Role::FORWARDED);
         if find(maps, &key, &mut run.other).is_some() && run.other.client.is(&run.flow.client) {
             seen = seen.union(run.other.seen);
-            last_used = run.other.later_use(last_used);
+            last_used = last_used.max(run.other.last_used);
         }
         let phase = seen.phase(run.flow.protocol);
         let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
@@ -138,7 +144,7 @@ pub fn end_others<T: Flows + ?Sized>(maps: &T) {
         let Some(entry) = find(maps, &forwarded, &mut run.other) else {
             return;
         };
-        if !run.other.client.is(&run.flow.client) || !run.other.frontend.is(&run.flow.frontend) {
+        if !run.other.has_ends_of(&run.flow) {
             return;
         }
         maps.end_flow(entry);
@@ -252,12 +258,12 @@ pub fn is_unused<T: Flows + ?Sized>(maps: &T) -> bool {
     let is_unused = maps.with_run(|run| {
         let key = run.flow.key();
         let other = &mut run.other;
-        if maps.read_flow(&key, other).is_none() || !other.belongs_to(&key) {
+        if !copy_entry(maps, &key, other) {
             return false;
         }
         other.flags & Flow::ENDED != 0
             || other.is_expired(&maps.timeouts(), run.now)
-            || other.client.is(&run.flow.client) && other.frontend.is(&run.flow.frontend)
+            || other.has_ends_of(&run.flow)
     });
     is_unused.unwrap_or(false)
 }

@@ -120,28 +120,6 @@ impl Default for PacketSettings {
 }
 
 impl PacketSettings {
-    /// Returns the timeouts in the order in which the programs have them.
-    const fn timeouts(&self) -> [u32; 7] {
-        let Timeouts {
-            closed,
-            closing,
-            half_open,
-            unanswered,
-            answered,
-            half_closed,
-            established,
-        } = self.timeouts;
-        [
-            closed,
-            closing,
-            half_open,
-            unanswered,
-            answered,
-            half_closed,
-            established,
-        ]
-    }
-
     /// Returns the first of the ports that may stand for clients, and their number.
     fn ports(&self) -> [u32; 2] {
         let (first, last) = self.ports;
@@ -187,7 +165,7 @@ impl Globals {
             ("STEERING", vec![u8::from(!settings.prefixes.is_empty())]),
             ("GUARD_V4", bytes(&guard4)),
             ("GUARD_V6", bytes(&[network6, mask6].concat())),
-            ("FLOW_TIMEOUTS", bytes(&packets.timeouts())),
+            ("FLOW_TIMEOUTS", bytes(&packets.timeouts.to_words())),
             ("MASQUERADE_PORTS", bytes(&packets.ports())),
         ])
     }

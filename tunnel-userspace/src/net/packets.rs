@@ -6,13 +6,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
 
-use super::{NetworkState, RETRY_DELAY};
+use super::{CheckSchedule, NetworkState};
 use crate::{drain, error_chain::chain};
 
 /// This node's addresses that stand for clients on a link.
@@ -133,22 +130,16 @@ impl<K: UplinkTranslation> PacketLinks<K> {
 
     /// Runs until the drain begins. The programs stay attached.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut next = Instant::now() + self.check_interval;
-        let mut reattach_at = next;
+        let mut schedule = CheckSchedule::new(self.check_interval);
         loop {
             tokio::select! {
                 biased;
                 () = drain::begun(&mut draining) => return,
                 // The follower stops only when the drain begins.
-                Ok(()) = self.network.changed() => next = Instant::now(),
-                () = sleep_until(next) => {
-                    let reattach = Instant::now() >= reattach_at;
-                    if reattach {
-                        reattach_at = Instant::now() + self.check_interval;
-                    }
-                    let is_well = self.check(reattach);
-                    let retry_delay = RETRY_DELAY.min(self.check_interval);
-                    next = Instant::now() + if is_well { self.check_interval } else { retry_delay };
+                Ok(()) = self.network.changed() => schedule.check_now(),
+                () = sleep_until(schedule.next) => {
+                    let is_well = self.check(schedule.begin());
+                    schedule.end(is_well);
                 }
             }
         }

@@ -13,7 +13,10 @@ use tunnel_tests::{
     test_name,
 };
 use tunnel_userspace::{
-    bpf::{self, Counters, DataPath, Features, Guard, LeftPins, PinDirectory, ProgramSettings},
+    bpf::{
+        self, Counters, DataPath, Features, Guard, LeftPins, PacketSettings, PinDirectory,
+        ProgramSettings,
+    },
     net::UplinkGuard as _,
     reconcile::MapSizes,
 };
@@ -34,15 +37,25 @@ fn load_with_tcx(pins: &PinDirectory, tcx: bool) -> Result<(Guard, Counters)> {
 
 /// Loads the guard for 198.19.0.0/16, as for a kernel with the given features.
 pub(crate) fn load(pins: &PinDirectory, features: Features) -> Result<(Guard, Counters)> {
+    let data_path = load_data_path(pins, features, None)?;
+    let (_maps, counters) = data_path.open_maps()?;
+    Ok((data_path.guard()?, counters))
+}
+
+/// Loads all programs, with the prefix 198.19.0.0/16.
+pub(crate) fn load_data_path(
+    pins: &PinDirectory,
+    features: Features,
+    packets: Option<PacketSettings>,
+) -> Result<DataPath> {
     let network = Address::from_ip("198.19.0.0".parse()?);
-    let switches = ProgramSettings {
-        packets: None,
+    let settings = ProgramSettings {
+        packets,
         own_mark: 0,
         prefixes: vec![Prefix::new(network, 16).context("198.19.0.0/16 is no prefix")?],
     };
-    let data_path = DataPath::load(pins, SIZES, features, &switches, Duration::ZERO)?;
-    let (_maps, counters) = data_path.open_maps()?;
-    Ok((data_path.guard()?, counters))
+    let loaded = DataPath::load(pins, SIZES, features, &settings, Duration::ZERO);
+    Ok(loaded?)
 }
 
 /// Runs `work` on a separate thread in the host's network namespace.

@@ -1,6 +1,9 @@
 //! Packets from a client outside the node, which meet no socket hook of it: they reach the Service at each of its
 //! addresses, and the replies come from the address that the client dialled.
 
+mod order;
+mod refusals;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};

@@ -11,6 +11,7 @@
 //! - [`origin`]: the last translation of each socket
 //! - [`packet`]: reads the headers of packets
 //! - [`reason`]: the reasons shared by counters, metrics and logs
+//! - [`refusal`]: builds the packets that refuse connections and datagrams
 //! - [`rewrite`]: replaces addresses and ports in packets, and updates checksums
 //! - [`steering`]: keys and values of the steering maps; steering prefixes
 //! - [`select`]: pure functions that select a slot, hash a client or check a stored choice
@@ -32,6 +33,7 @@ pub mod older;
 pub mod origin;
 pub mod packet;
 pub mod reason;
+pub mod refusal;
 pub mod rewrite;
 pub mod select;
 pub mod service;

@@ -141,10 +141,10 @@ const TCP: u32 = 6;
 const UDP: u32 = 17;
 
 /// The lengths of the headers without options, in bytes.
-const HEADER_V4: u32 = 20;
-const HEADER_V6: u32 = 40;
-const HEADER_TCP: u32 = 20;
-const HEADER_UDP: u32 = 8;
+pub(crate) const HEADER_V4: u32 = 20;
+pub(crate) const HEADER_V6: u32 = 40;
+pub(crate) const HEADER_TCP: u32 = 20;
+pub(crate) const HEADER_UDP: u32 = 8;
 
 /// Reads the headers of a packet. `family` is the version that the link layer names.
 ///

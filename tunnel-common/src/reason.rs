@@ -105,6 +105,8 @@ reasons! {
         PacketMalformed = 23, "packet_malformed", "packet left alone: its headers are truncated or contradict each other";
         /// Left alone: a fragment has no ports, or not all of its data.
         PacketFragment = 24, "packet_fragment", "packet left alone: it is a fragment";
+        /// A packet was refused, and its sender got no answer.
+        RefusalUnsent = 25, "refusal_unsent", "no answer to a refused packet: service.packets.refusalsPerSecond is reached, or the packet has IP options or extension headers";
     }
     daemon {
         /// Not programmed: there is no room for another frontend.

@@ -14,6 +14,7 @@ use crate::{
     older::{OlderFew, OlderMany, OlderShared},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
+    refusal::Refusals,
     service::{Backend, Frontend, FrontendKey, ServiceCounts, Slot, SourceRange},
     steering::{SteeringKey, SteeringRecord},
 };
@@ -254,6 +255,8 @@ maps! {
     PACKET_RUNS = Map::new::<u32, Run>("packet_runs", MapType::PerCpuArray, Entries::Fixed(1)).optional();
     /// The addresses of this node that stand for clients on each uplink.
     LINK_ADDRESSES = Map::new::<u32, LinkAddresses>("link_addresses", MapType::Hash, Entries::Fixed(MAX_UPLINKS)).optional();
+    /// The number of refused packets that were answered in the current second.
+    REFUSALS = Map::new::<u32, Refusals>("refusals", MapType::Array, Entries::Fixed(1)).optional();
 }
 
 const _: () =

@@ -91,6 +91,12 @@ static FLOW_TIMEOUTS: [Global<u32>; 7] = {
     const NONE: Global<u32> = Global::new(0);
     [NONE; 7]
 };
+/// The size in bytes of the link-layer header of packets, without VLAN tags, which are not in the packet. Set by the loader.
+#[unsafe(no_mangle)]
+static LINK_HEADER: Global<u32> = Global::new(14);
+/// The maximum number of refused packets that are answered each second. Set by the loader.
+#[unsafe(no_mangle)]
+static REFUSALS_PER_SECOND: Global<u32> = Global::new(0);
 /// The ports that may stand for clients: the first one, and their number. Set by the loader.
 #[unsafe(no_mangle)]
 static MASQUERADE_PORTS: [Global<u32>; 2] = [Global::new(0), Global::new(0)];
@@ -108,6 +114,18 @@ pub(crate) fn flow_timeouts() -> Timeouts {
         f.load(),
         g.load(),
     ])
+}
+
+/// Returns the size in bytes of the link-layer header.
+#[inline(always)]
+pub(crate) fn link_header() -> u32 {
+    LINK_HEADER.load()
+}
+
+/// Returns the maximum number of refused packets that are answered each second.
+#[inline(always)]
+pub(crate) fn refusals_per_second() -> u32 {
+    REFUSALS_PER_SECOND.load()
 }
 
 /// Returns the first of the ports that may stand for clients, and their number.

@@ -78,7 +78,11 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
         Step::Next | Step::Pass => return NEXT,
         Step::Translate => {}
         Step::Begin => count(maps::count_sent),
-        Step::Refuse | Step::Drop => {
+        Step::Refuse => {
+            count(maps::count_refused);
+            return packet::answer::refuse(ctx);
+        }
+        Step::Drop => {
             count(maps::count_refused);
             return DROP;
         }

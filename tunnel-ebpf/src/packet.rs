@@ -1,6 +1,8 @@
 //! Reads and changes packets in tc programs, with bounds checks.
 #![expect(unsafe_code, reason = "packets are accessed by BPF helpers")]
 
+pub(crate) mod answer;
+
 use core::{
     mem::{offset_of, zeroed},
     ptr,
@@ -27,6 +29,8 @@ use tunnel_common::{
     rewrite::{Difference, PacketEdits, TransportChecksum},
 };
 
+use crate::context;
+
 /// The return value that passes the packet on to the next program (`TC_ACT_UNSPEC`, the same as `TCX_NEXT`).
 pub(crate) const NEXT: i32 = -1;
 /// The return value that drops the packet (`TC_ACT_SHOT`, the same as `TCX_DROP`).
@@ -37,9 +41,6 @@ pub(crate) const ETH_P_IPV6: u16 = 0x86dd;
 
 /// `PACKET_HOST`: the link layer has addressed the packet to this host.
 const PACKET_HOST: u32 = 0;
-
-/// The offset of the network header in the packets of a link with Ethernet headers. VLAN tags are not in the packet.
-const NETWORK_HEADER: u32 = 14;
 
 /// Reads a word of the context.
 #[inline(always)]
@@ -142,22 +143,26 @@ pub(crate) struct Edits<'a>(pub(crate) &'a TcContext);
 /// The error of a packet that can't be changed, because there is no memory.
 pub(crate) struct NotWritable;
 
+/// Writes a value at an offset from the beginning of the packet.
+#[inline(always)]
+fn store_at<T: Copy>(
+    ctx: &TcContext,
+    offset: u32,
+    value: &T,
+    flags: u64,
+) -> Result<(), NotWritable> {
+    #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+    let length = size_of::<T>() as u32;
+    let value = ptr::from_ref(value).cast();
+    // SAFETY: the helper checks the packet's bounds, and reads `length` bytes of the value.
+    check(unsafe { bpf_skb_store_bytes(ctx.skb.skb, offset, value, length, flags) })
+}
+
 impl Edits<'_> {
-    /// Writes bytes at an offset from the network header.
+    /// Writes a value at an offset from the network header.
     #[inline(always)]
-    fn store<T>(&self, offset: u32, value: &T, flags: u64) -> Result<(), NotWritable> {
-        #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
-        let length = size_of::<T>() as u32;
-        // SAFETY: the helper checks the packet's bounds, and reads `length` bytes of the value.
-        check(unsafe {
-            bpf_skb_store_bytes(
-                self.0.skb.skb,
-                NETWORK_HEADER + offset,
-                ptr::from_ref(value).cast(),
-                length,
-                flags,
-            )
-        })
+    fn store<T: Copy>(&self, offset: u32, value: &T, flags: u64) -> Result<(), NotWritable> {
+        store_at(self.0, context::link_header() + offset, value, flags)
     }
 
     #[inline(always)]
@@ -172,7 +177,7 @@ impl Edits<'_> {
         } else {
             flags
         };
-        let offset = NETWORK_HEADER + checksum.offset;
+        let offset = context::link_header() + checksum.offset;
         // SAFETY: the helper checks the packet's bounds.
         check(unsafe {
             bpf_l4_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), flags)
@@ -194,7 +199,7 @@ impl PacketEdits for Edits<'_> {
 
     #[inline(always)]
     fn update_header_checksum(&mut self, offset: u32, by: Difference) -> Result<(), NotWritable> {
-        let offset = NETWORK_HEADER + offset;
+        let offset = context::link_header() + offset;
         // SAFETY: the helper checks the packet's bounds.
         check(unsafe { bpf_l3_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), 0) })
     }

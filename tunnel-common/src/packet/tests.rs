@@ -86,6 +86,51 @@ impl Content {
     }
 }
 
+pub(crate) fn folded(mut sum: u64) -> u16 {
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).expect("folded")
+}
+
+/// Returns the ones' complement sum of bytes, two at a time (RFC 1071).
+pub(crate) fn sum_of(bytes: &[u8]) -> u64 {
+    let pairs = bytes.chunks(2);
+    pairs
+        .map(|pair| {
+            u64::from(u16::from_be_bytes([
+                pair[0],
+                pair.get(1).copied().unwrap_or(0),
+            ]))
+        })
+        .sum()
+}
+
+/// Computes the checksums of a packet from all of its bytes, and writes them.
+pub(crate) fn complete(content: &Content, bytes: &mut [u8], has_udp_checksum: bool) {
+    let at = content.transport_offset();
+    let (address, is_v4) = match content.family() {
+        Family::V4 => (12..20, true),
+        Family::V6 => (8..40, false),
+    };
+    if is_v4 {
+        let sum = !folded(sum_of(&bytes[..at]));
+        bytes[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+    let is_udp = content.protocol == Protocol::UDP;
+    if is_udp && !has_udp_checksum {
+        return;
+    }
+    let offset = at + if is_udp { 6 } else { 16 };
+    let length = u64::try_from(bytes.len() - at).expect("short");
+    let pseudo = sum_of(&bytes[address]) + u64::from(content.protocol.number()) + length;
+    let sum = match !folded(pseudo + sum_of(&bytes[at..])) {
+        0 if is_udp => 0xffff,
+        sum => sum,
+    };
+    bytes[offset..offset + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }

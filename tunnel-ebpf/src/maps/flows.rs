@@ -13,6 +13,7 @@ use tunnel_common::{
     addr::{Address, Port},
     flow::{Flow, FlowKey, LinkAddresses, Role, Seen, Timeouts},
     forward::{Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Step, reclaim, steps},
+    refusal::Refusals,
     service::Frontend,
 };
 
@@ -29,6 +30,8 @@ static RECENT_FLOWS: Array<FlowKey, 1> = Array::new();
 static PACKET_RUNS: PerCpuArray<Run, 1> = PerCpuArray::new();
 #[btf_map(name = "link_addresses")]
 static LINK_ADDRESSES: HashMap<u32, LinkAddresses, 1> = HashMap::new();
+#[btf_map(name = "refusals")]
+static REFUSALS: Array<Refusals, 1> = Array::new();
 
 /// The number of 64-bit words in a flow.
 const FLOW_WORDS: usize = size_of::<Flow>() / size_of::<u64>();
@@ -216,6 +219,24 @@ pub(crate) fn link_addresses(link: u32) -> Option<&'static LinkAddresses> {
     // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another link, whose addresses
     // are also this node's.
     unsafe { LINK_ADDRESSES.get(link) }
+}
+
+/// Returns true if another refused packet may be answered in this second, and counts it.
+#[inline(always)]
+pub(crate) fn may_answer() -> bool {
+    let Some(stored) = REFUSALS.get_ptr_mut(0) else {
+        return false;
+    };
+    // SAFETY: the entry stays mapped, and is one aligned word.
+    let refusals = unsafe { stored.read_volatile() };
+    match refusals.next(KernelMaps.seconds(), context::refusals_per_second()) {
+        Some(next) => {
+            // SAFETY: as above. If another CPU writes at once, a few more packets are answered.
+            unsafe { stored.write_volatile(next) };
+            true
+        }
+        None => false,
+    }
 }
 
 /// Calls [`steps::find_arriving`].

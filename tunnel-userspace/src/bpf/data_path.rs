@@ -106,6 +106,8 @@ pub struct PacketSettings {
     pub timeouts: Timeouts,
     /// The first and the last port that may stand for clients.
     pub ports: (u16, u16),
+    /// The maximum number of refused packets that are answered each second.
+    pub refusals_per_second: u32,
 }
 
 impl Default for PacketSettings {
@@ -115,6 +117,7 @@ impl Default for PacketSettings {
         Self {
             timeouts: Timeouts::DEFAULT,
             ports: (1024, 29_999),
+            refusals_per_second: 1000,
         }
     }
 }
@@ -140,7 +143,7 @@ impl ProgramSettings {
 
 /// The programs' constants (globals in the object): the name and bytes of each.
 #[derive(Clone, Debug)]
-pub struct Globals([(&'static str, Vec<u8>); 10]);
+pub struct Globals([(&'static str, Vec<u8>); 11]);
 
 impl Globals {
     /// Returns the constants for this kernel's features and these settings.
@@ -167,6 +170,7 @@ impl Globals {
             ("GUARD_V6", bytes(&[network6, mask6].concat())),
             ("FLOW_TIMEOUTS", bytes(&packets.timeouts.to_words())),
             ("MASQUERADE_PORTS", bytes(&packets.ports())),
+            ("REFUSALS_PER_SECOND", bytes(&[packets.refusals_per_second])),
         ])
     }
 

@@ -49,6 +49,7 @@ const BPF_PROG_TYPE_TRACING: u32 = 26;
 const BPF_TRACE_ITER: u32 = 28;
 const BPF_F_BEFORE: u32 = 8;
 const BPF_F_AFTER: u32 = 16;
+const BPF_F_LINK: u32 = 1 << 13;
 
 /// The attribute for bpf(2) (`union bpf_attr`), large enough for every command used here. Bytes that are not
 /// set are zero.
@@ -143,8 +144,10 @@ pub(super) fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 pub(super) enum LinkTarget<'a> {
     /// A cgroup, given by its directory and its id, which is its inode number.
     Cgroup(BorrowedFd<'a>, u64),
-    /// The ingress side of a network device, given by its index.
+    /// A network device, given by its index.
     Device(u32),
+    /// A network device, given by its index. The program runs right behind that of a link to the same device and hook.
+    DeviceBehind(u32, BorrowedFd<'a>),
 }
 
 impl LinkTarget<'_> {
@@ -152,7 +155,9 @@ impl LinkTarget<'_> {
     pub(super) fn link_info(self, hook: u32) -> LinkInfo {
         let (attach_point, target_id) = match self {
             Self::Cgroup(_, number) => (AttachPoint::Cgroup, number),
-            Self::Device(device) => (AttachPoint::Uplinks, device.into()),
+            Self::Device(device) | Self::DeviceBehind(device, _) => {
+                (AttachPoint::Uplinks, device.into())
+            }
         };
         LinkInfo {
             attach_point,
@@ -162,8 +167,8 @@ impl LinkTarget<'_> {
     }
 }
 
-/// Attaches a program through a new link. On a device, the program runs before all others for packets that arrive, and
-/// after all others for packets that leave.
+/// Attaches a program through a new link. On a device, unless the target names another link, the program runs before all
+/// others for packets that arrive, and after all others for packets that leave.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
     target: LinkTarget<'_>,
@@ -179,6 +184,10 @@ pub(super) fn create_link(
                 BPF_F_AFTER
             };
             attr.u32(4, device).u32(12, order)
+        }
+        LinkTarget::DeviceBehind(device, link) => {
+            let flags = BPF_F_AFTER | BPF_F_LINK;
+            attr.u32(4, device).u32(12, flags).fd(16, link)
         }
     };
     // SAFETY: the attribute contains no pointers; the command returns a descriptor.

@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     mem::ManuallyDrop,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -186,7 +186,11 @@ impl UplinkPrograms {
         name: &str,
         pin: PathBuf,
     ) -> io::Result<()> {
-        let target = LinkTarget::Device(device);
+        let guard = self.guard_before(row, device);
+        let target = match &guard {
+            Some(guard) => LinkTarget::DeviceBehind(device, guard.as_fd()),
+            None => LinkTarget::Device(device),
+        };
         if let Some(Some(held)) = self.attached.get_mut(&(device, row.name)) {
             let restored = held.repair(target)?;
             for what in restored.into_iter().chain(held.repair_pin()?) {
@@ -203,6 +207,16 @@ impl UplinkPrograms {
         let pinned = if is_new { link.pin() } else { Ok(()) };
         self.record_attached(row, device, name, Some(link));
         pinned
+    }
+
+    /// Returns the link of the guard on a device, if a program must run right behind it.
+    fn guard_before(&self, row: &Program, device: u32) -> Option<OwnedFd> {
+        if *row != IN {
+            return None;
+        }
+        let link = sys::open_pin(&self.links.join(attach::pin_name(&GUARD, device))).ok()?;
+        let info = sys::link_info(link.as_fd()).ok()??;
+        (info == LinkTarget::Device(device).link_info(GUARD.hook)).then_some(link)
     }
 
     fn record_attached(

@@ -81,12 +81,22 @@ pub struct ServiceConfig {
 }
 
 /// The settings for packets that arrive from outside this node, and for their replies.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct PacketsConfig {
-    /// True if packets that arrive on uplinks and are addressed to Services are translated. Not complete yet: clients are
-    /// not refused by a reset or an ICMP error, but their packets are dropped.
+    /// True if packets that arrive on uplinks and are addressed to Services are translated.
     pub enabled: bool,
+    /// The maximum number of refused packets that are answered each second by a reset or an ICMP error.
+    pub refusals_per_second: u32,
+}
+
+impl Default for PacketsConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            refusals_per_second: 1000,
+        }
+    }
 }
 
 /// The modes that are implemented.

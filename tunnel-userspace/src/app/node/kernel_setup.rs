@@ -31,7 +31,7 @@ use crate::{
         StrayPrograms,
     },
     clock::since_boot,
-    config::{self, Config},
+    config::{self, Config, PacketsConfig},
     error_chain::chain,
     model::ClusterUpdate,
     net::Listeners,
@@ -80,6 +80,14 @@ fn map_sizes(config: &Config) -> MapSizes {
     unneeded.fold(config.bpf.maps, MapSizes::without)
 }
 
+/// Returns the settings of the programs that translate packets, or `None` if they are off.
+fn packet_settings(config: &PacketsConfig) -> Option<PacketSettings> {
+    config.enabled.then(|| PacketSettings {
+        refusals_per_second: config.refusals_per_second,
+        ..PacketSettings::default()
+    })
+}
+
 impl KernelSetup {
     /// Checks the kernel, opens or creates the maps, and reads their content. Writes no entries and attaches
     /// no programs.
@@ -98,7 +106,7 @@ impl KernelSetup {
         let switches = ProgramSettings {
             own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
-            packets: config.service.packets.enabled.then(PacketSettings::default),
+            packets: packet_settings(&config.service.packets),
         };
         let data_path = DataPath::load(&pins, map_sizes(config), features, &switches, since_boot())
             .map_err(failed("cannot load the data path"))?;

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     culvert_instance,
-    manifest::Service,
+    manifest::{NodeObject, Service},
     node_network::{OUTSIDE_V4, OUTSIDE_V6},
     sandbox::{RESPONSE_TIMEOUT, Sandbox},
 };
@@ -183,6 +183,66 @@ fn a_client_outside_reaches_a_backend_on_another_node_which_sees_this_node() -> 
         let reached = expect_reached(scene.node.outside(), &backend, (*vip, *ports), HOST.ips());
         reached.with_context(|| (*what).to_owned())?;
     }
+    Ok(())
+}
+
+#[test]
+fn a_client_in_the_range_of_pods_is_local_and_others_are_masqueraded_on_cluster_ips() -> Result<()>
+{
+    let scene = configured("detectLocal: NodeCIDR")?;
+    let pods = &["203.0.113.0/24", "2001:db8:113::/64"];
+    let node = culvert_instance::Instance::node();
+    scene.node.apply(node.pod_cidrs(pods))?;
+    route_to_node(&scene)?;
+    let remote = remote(&scene)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.node.start()?;
+    let (what, vip, ports) = ADDRESSES[0];
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let outside = scene.node.outside();
+    expect_reached(outside, &backend, (vip, ports), HOST.ips()).context(what)?;
+
+    // The backend is its own client, and gets the replies only through this node.
+    for (what, vip, ports) in ADDRESSES {
+        let reached = expect_reached(&remote, &backend, (vip, ports), HOST.ips());
+        reached.with_context(|| format!("{what}, from the backend"))?;
+    }
+    // The policy is for external traffic. The replies would not pass this node without a masquerade.
+    scene.program(service("Local").backends(REMOTE.ips()))?;
+    let reached = expect_reached(&remote, &backend, (HOST, ADDRESSES[1].2), HOST.ips());
+    reached.context("policy Local, from a pod")?;
+    let refused = Dialer::V4.connect(outside, HOST, NODE_HTTP);
+    ensure!(refused.is_err(), "an external client reached policy Local");
+    Ok(())
+}
+
+#[test]
+fn the_address_of_the_node_object_and_configured_ports_stand_for_clients() -> Result<()> {
+    const OF_NODE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 99);
+    let scene = configured("packets: { address: node, ports: 50000-50010 }")?;
+    route_to_node(&scene)?;
+    let remote = remote(&scene)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    let Vip { v4, .. } = HOST;
+    let (node, outside) = (&scene.node, scene.node.outside());
+    node.host().ip(&format!("addr add {OF_NODE}/32 dev lo\n"))?;
+    outside.ip(&format!("route add {OF_NODE}/32 via {v4}\n"))?;
+    node.apply(NodeObject::new(
+        culvert_instance::NODE_NAME,
+        [OF_NODE.into()],
+    ))?;
+    node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+
+    let vip = Vip {
+        v4: OF_NODE,
+        ..HOST
+    };
+    let stream = Dialer::V4.connect(outside, vip, NODE_HTTP)?;
+    let (_, peer) = backend.tcp[0].accept()?;
+    drop(stream);
+    ensure_eq("the client", peer.ip(), IpAddr::V4(OF_NODE))?;
+    ensure!((50_000..=50_010).contains(&peer.port()), "{peer}");
     Ok(())
 }
 

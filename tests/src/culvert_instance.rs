@@ -131,7 +131,6 @@ impl Instance {
              mode: ebpf\n\
              source: {{ file: {{ path: {manifests} }} }}\n\
              service:\n\
-             \x20 detectLocal: ClusterCIDR\n\
              \x20 clusterCIDRs: [\"{pods4}\", \"{pods6}\"]\n\
              \x20 namespaceShare: {namespace_share}\n\
              \x20 {node_ports}\n\

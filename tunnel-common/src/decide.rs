@@ -46,7 +46,11 @@ pub fn find_frontend<'a, T: Maps + ?Sized>(
     );
     match found {
         Lookup::Found((index, frontend)) => {
-            if traffic == Traffic::Sockets && frontend.flags & Frontend::NOT_SOCKETS != 0 {
+            let is_left_alone = match traffic {
+                Traffic::Sockets => frontend.flags & Frontend::NOT_SOCKETS != 0,
+                Traffic::Packets => frontend.packet_flags & Frontend::NOT_PACKETS != 0,
+            };
+            if is_left_alone {
                 return Lookup::None;
             }
             // Each network namespace has its own loopback interface, and only the host's has frontends. A

@@ -27,9 +27,10 @@ use crate::{
     addr::{Address, Port},
     decide::{self, ClientContext, ClientScalars, Identity},
     flow::{Endpoint, Flow, FlowKey, Role, Seen, Timeouts},
+    locality::Locality,
     packet::Packet,
     reason::Reason,
-    service::Frontend,
+    service::SourceRange,
 };
 
 /// The maximum number of ports that are tried for a flow.
@@ -57,11 +58,14 @@ pub trait Flows: decide::Maps {
     /// Removes the entry with this key. Returns true if there was one.
     fn remove_flow(&self, key: &FlowKey) -> bool;
 
-    /// Returns the key of a recent flow. Positions wrap around.
-    fn recent_flow(&self, position: u32) -> Option<&FlowKey>;
+    /// Returns the key of a recent flow.
+    fn recent_flow(&self, index: u32) -> Option<&FlowKey>;
 
-    /// Stores the key of a recent flow.
-    fn record_recent_flow(&self, position: u32, key: &FlowKey);
+    /// Returns the index of a recent flow of this CPU or of one chosen at random. The last one has age 0.
+    fn recent_index(&self, is_of_this_cpu: bool, age: u32) -> u32;
+
+    /// Stores the key of a new flow as the last one of this CPU.
+    fn record_recent_flow(&self, key: &FlowKey);
 
     /// Returns the time in seconds since boot.
     fn seconds(&self) -> u32;
@@ -69,8 +73,11 @@ pub trait Flows: decide::Maps {
     /// Returns the timeouts.
     fn timeouts(&self) -> Timeouts;
 
-    /// Returns true if packets of this client to a backend on another node must leave with this node's address.
-    fn must_masquerade(&self, frontend: &Frontend, client: Address) -> bool;
+    /// Returns an entry of the array `local_ranges`.
+    fn local_range(&self, index: u32) -> Option<&SourceRange>;
+
+    /// Returns true if packets to cluster IPs are masqueraded whoever sends them (`service.masqueradeAll`).
+    fn masquerades_all(&self) -> bool;
 
     /// Returns true if a client's port may also be the port that stands for it.
     fn may_keep_port(&self, port: Port) -> bool;
@@ -94,6 +101,18 @@ pub trait Flows: decide::Maps {
     #[inline(always)]
     fn end_others(&self) {
         steps::end_others(self);
+    }
+
+    /// Calls [`steps::locality`].
+    #[inline(always)]
+    fn locality(&self) -> Locality {
+        steps::locality(self)
+    }
+
+    /// Calls [`steps::relation_to_range`].
+    #[inline(always)]
+    fn relation_to_range(&self, index: u32) -> u32 {
+        steps::relation_to_range(self, index)
     }
 
     /// Calls [`steps::choose`].
@@ -128,8 +147,8 @@ pub trait Flows: decide::Maps {
 
     /// Calls [`reclaim::better_candidate`].
     #[inline(always)]
-    fn better_candidate(&self, position: u32, best: u64) -> u64 {
-        reclaim::better_candidate(self, position, best)
+    fn better_candidate(&self, number: u32, best: u64) -> u64 {
+        reclaim::better_candidate(self, number, best)
     }
 
     /// Calls [`steps::find_leaving`].

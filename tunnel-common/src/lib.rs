@@ -16,6 +16,7 @@
 //! - [`steering`]: keys and values of the steering maps; steering prefixes
 //! - [`select`]: pure functions that select a slot, hash a client or check a stored choice
 //! - [`table`]: the table of all maps and programs
+//! - [`locality`]: determines whether the sender of a packet counts as local
 //! - [`lookup`]: looks up the record for a key, and retries if the record belongs to another key
 //!
 //! None of this code needs a kernel, so unit tests run the same functions as the kernel programs.
@@ -28,6 +29,7 @@ pub mod decide;
 pub mod flow;
 pub mod forward;
 pub mod kernel_offsets;
+pub mod locality;
 pub mod lookup;
 pub mod older;
 pub mod origin;

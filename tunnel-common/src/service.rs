@@ -12,7 +12,10 @@ use core::{
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::addr::{Address, Port, Protocol};
+use crate::{
+    addr::{Address, Port, Protocol},
+    steering::Prefix,
+};
 
 /// Key of the map `services`: a frontend's address, port and protocol.
 #[derive(
@@ -173,7 +176,8 @@ pub struct Frontend {
     /// [`Frontend::HAS_ENDPOINTS`], [`Frontend::NOT_SOCKETS`], [`Frontend::ADMITS_HOST`] and
     /// [`Frontend::HOST_UNKNOWN`].
     pub flags: u8,
-    /// A combination of [`Frontend::MASQUERADE`].
+    /// A combination of [`Frontend::MASQUERADE`], [`Frontend::MASQUERADE_FOREIGN`], [`Frontend::SHORT_CIRCUIT`] and
+    /// [`Frontend::NOT_PACKETS`].
     pub packet_flags: u8,
     /// Zero.
     pub reserved: u8,
@@ -205,6 +209,12 @@ impl Frontend {
     pub const HOST_UNKNOWN: u8 = 32;
     /// Flag for packets: to a backend on another node they leave with an address of this node.
     pub const MASQUERADE: u8 = 1;
+    /// Flag for packets: the same, if their sender is not local.
+    pub const MASQUERADE_FOREIGN: u8 = 2;
+    /// Flag for packets: those of a local sender choose from the same set as sockets.
+    pub const SHORT_CIRCUIT: u8 = 4;
+    /// Flag: packets are not translated, because a process of this node listens on the frontend's address itself.
+    pub const NOT_PACKETS: u8 = 8;
 }
 
 /// Value of the array `slots`: one slot in a backend set. Written once.
@@ -238,6 +248,20 @@ pub struct SourceRange {
     pub first: Address,
     /// The last address in the range.
     pub last: Address,
+}
+
+impl SourceRange {
+    /// Returns the range of a prefix.
+    #[must_use]
+    pub fn of_prefix(prefix: &Prefix) -> Self {
+        let (first, mask) = (prefix.network(), prefix.mask());
+        let [a, b, c, d] = mask.words().map(|word| !word);
+        let [e, f, g, h] = first.words();
+        Self {
+            first,
+            last: Address::from_words([a | e, b | f, c | g, d | h]),
+        }
+    }
 }
 
 /// Value of the array `service_counts`: a service port's counters.

@@ -11,6 +11,7 @@ use crate::{
     affinity::{Affinity, AffinityKey},
     flow::{Flow, FlowKey, LinkAddresses},
     forward::{RECENT_FLOWS_OF_CPU, Run},
+    locality::MAX_LOCAL_RANGES,
     older::{OlderFew, OlderMany, OlderShared},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
@@ -251,10 +252,14 @@ maps! {
     /// The keys of recent flows, for each CPU. The programs look among them for flows that give way.
     RECENT_FLOWS = Map::new::<u32, FlowKey>("recent_flows", MapType::Array, Entries::PerCpu(RECENT_FLOWS_OF_CPU))
         .optional();
+    /// The number of flows that each CPU has begun.
+    RECENT_COUNTS = Map::new::<u32, u32>("recent_counts", MapType::Array, Entries::PerCpu(1)).optional();
     /// The state of the tc program that runs on each CPU.
     PACKET_RUNS = Map::new::<u32, Run>("packet_runs", MapType::PerCpuArray, Entries::Fixed(1)).optional();
     /// The addresses of this node that stand for clients on each uplink.
     LINK_ADDRESSES = Map::new::<u32, LinkAddresses>("link_addresses", MapType::Hash, Entries::Fixed(MAX_UPLINKS)).optional();
+    /// The addresses of local senders.
+    LOCAL_RANGES = Map::new::<u32, SourceRange>("local_ranges", MapType::Array, Entries::Fixed(MAX_LOCAL_RANGES)).optional();
     /// The number of refused packets that were answered in the current second.
     REFUSALS = Map::new::<u32, Refusals>("refusals", MapType::Array, Entries::Fixed(1)).optional();
 }

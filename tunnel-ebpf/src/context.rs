@@ -94,6 +94,12 @@ static FLOW_TIMEOUTS: [Global<u32>; 7] = {
 /// The size in bytes of the link-layer header of packets, without VLAN tags, which are not in the packet. Set by the loader.
 #[unsafe(no_mangle)]
 static LINK_HEADER: Global<u32> = Global::new(14);
+/// The number of CPUs that the kernel may use. Set by the loader.
+#[unsafe(no_mangle)]
+static CPUS: Global<u32> = Global::new(1);
+/// 1 if packets to cluster IPs are masqueraded whoever sends them. Set by the loader.
+#[unsafe(no_mangle)]
+static MASQUERADE_ALL: Global<u8> = Global::new(0);
 /// The maximum number of refused packets that are answered each second. Set by the loader.
 #[unsafe(no_mangle)]
 static REFUSALS_PER_SECOND: Global<u32> = Global::new(0);
@@ -120,6 +126,18 @@ pub(crate) fn flow_timeouts() -> Timeouts {
 #[inline(always)]
 pub(crate) fn link_header() -> u32 {
     LINK_HEADER.load()
+}
+
+/// Returns the number of CPUs that the kernel may use.
+#[inline(always)]
+pub(crate) fn cpus() -> u32 {
+    CPUS.load()
+}
+
+/// Returns true if packets to cluster IPs are masqueraded whoever sends them.
+#[inline(always)]
+pub(crate) fn masquerades_all() -> bool {
+    MASQUERADE_ALL.load() != 0
 }
 
 /// Returns the maximum number of refused packets that are answered each second.

@@ -27,7 +27,7 @@ pub use endpoint::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use family::{Family, PerFamily};
 pub use link_networks::{LinkNetwork, LinkNetworks};
 pub use namespace::intern_namespace;
-pub use node::{ConfigMap, NODE_POOL_LABEL, Node, ServiceCidr, ZONE_LABEL};
+pub use node::{ConfigMap, NODE_POOL_LABEL, Node, OwnNode, ServiceCidr, ZONE_LABEL};
 pub use node_list::NodeList;
 pub use object_warning::ObjectWarning;
 pub use pod::{Pod, PodNamespaces};

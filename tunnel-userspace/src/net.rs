@@ -42,7 +42,7 @@ pub use self::{
     follower::{LinkClassifier, NetworkFollower, NetworkState},
     local_listeners::Listeners,
     netlink::NetError,
-    packets::{AddressPair, PacketLinks, UplinkTranslation},
+    packets::{AddressPair, LocalSenders, PacketLinkSettings, PacketLinks, UplinkTranslation},
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
     uplinks::{LinkSettings, PodRanges, matches_link},

@@ -13,8 +13,8 @@ use crate::flow::{Endpoint, Flow, Phase};
 /// The number of recent flows whose keys are kept for each CPU.
 pub const RECENT_FLOWS_OF_CPU: u32 = 2048;
 
-/// The number of flows that are compared to find one that gives way: half of them the most recent ones, and half of them
-/// chosen at random among the recent ones.
+/// The number of flows that are compared to find one that gives way. Half of them are the most recent ones, and half of them
+/// are chosen at random; of both, half are of this CPU, and half of any CPU.
 const CANDIDATES: u32 = 64;
 
 /// The candidate if all flows must be kept.
@@ -29,48 +29,45 @@ const KEPT: u32 = u32::MAX;
 /// Removes the flow that is the least worth keeping among some recent flows. Returns false if all of them must be kept.
 #[inline(always)]
 pub fn make_room<T: Flows + ?Sized>(maps: &T) -> bool {
-    let Some(next) = maps.with_run(|run| run.inserted) else {
-        return false;
-    };
     let mut best = NONE;
-    for candidate in 0..CANDIDATES {
-        // Among flows of one rank, the first one that is found gives way, so the search begins with older ones.
-        let age = if candidate < CANDIDATES / 2 {
-            maps.random() % RECENT_FLOWS_OF_CPU
-        } else {
-            CANDIDATES - 1 - candidate
-        };
-        let position = next.wrapping_sub(1).wrapping_sub(age);
-        best = maps.better_candidate(position, best);
+    for number in 0..CANDIDATES {
+        best = maps.better_candidate(number, best);
     }
     #[expect(
         clippy::as_conversions,
         clippy::cast_possible_truncation,
-        reason = "the lower half is the position"
+        reason = "the lower half is the index"
     )]
-    let position = best as u32;
-    best < NONE && remove(maps, position)
+    let index = best as u32;
+    best < NONE && remove(maps, index)
 }
 
-/// Compares the recent flow at a position with the best candidate so far, and returns the one that gives way first. A
-/// candidate is a word: the rank in the upper half, and the position in the lower one. The caller's loop has no branch,
+/// Compares the candidate with this number with the best one so far, and returns the one that gives way first. A candidate is
+/// a word: the rank in the upper half, and the index of a recent flow in the lower one. The caller's loop has no branch,
 /// because older verifiers would follow both of its ways in each iteration.
 #[inline(always)]
-pub fn better_candidate<T: Flows + ?Sized>(maps: &T, position: u32, best: u64) -> u64 {
-    let rank = u64::from(rank(maps, position)) << 32;
+pub fn better_candidate<T: Flows + ?Sized>(maps: &T, number: u32, best: u64) -> u64 {
+    // Among flows of one rank, the first one that is found gives way, so the search begins with older ones.
+    let age = if number < CANDIDATES / 2 {
+        maps.random() % RECENT_FLOWS_OF_CPU
+    } else {
+        (CANDIDATES - 1 - number) / 2
+    };
+    let index = maps.recent_index(number & 1 == 1, age);
+    let rank = u64::from(rank(maps, index)) << 32;
     if rank < best & NONE {
-        rank | u64::from(position)
+        rank | u64::from(index)
     } else {
         best
     }
 }
 
-/// Returns the rank of the recent flow at a position. The flow with the lowest rank gives way first: flows that are over,
+/// Returns the rank of the recent flow at an index. The flow with the lowest rank gives way first: flows that are over,
 /// then closed connections, connections that stay half-open, datagrams, and connections that have just begun.
 #[inline(always)]
-fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
+fn rank<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
     let rank = maps.with_run(|run| {
-        let Some(key) = maps.recent_flow(position) else {
+        let Some(key) = maps.recent_flow(index) else {
             return KEPT;
         };
         let flow = &mut run.candidate;
@@ -97,11 +94,11 @@ fn rank<T: Flows + ?Sized>(maps: &T, position: u32) -> u32 {
     rank.unwrap_or(KEPT)
 }
 
-/// Removes all entries of the recent flow at a position.
+/// Removes all entries of the recent flow at an index.
 #[inline(always)]
-fn remove<T: Flows + ?Sized>(maps: &T, position: u32) -> bool {
+fn remove<T: Flows + ?Sized>(maps: &T, index: u32) -> bool {
     let is_removed = maps.with_run(|run| {
-        let key = maps.recent_flow(position)?;
+        let key = maps.recent_flow(index)?;
         let (dialled, other) = (&mut run.candidate, &mut run.other);
         if !copy_entry(maps, key, dialled) {
             return None;

@@ -16,6 +16,13 @@ use crate::{
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct Run {
+    // The flows come first, because they are copied in words of 64 bits.
+    /// The packet's entry, or the entries that a new flow gets.
+    pub flow: Flow,
+    /// Another entry, for comparison.
+    pub other: Flow,
+    /// The entry of a flow that may give way.
+    pub candidate: Flow,
     /// The sender of the packet.
     pub source: Endpoint,
     /// The receiver of the packet.
@@ -34,14 +41,6 @@ pub struct Run {
     pub transport_offset: u32,
     /// The index of the [`Reason`] for which the packet is counted.
     pub reason: u32,
-    /// The packet's entry, or the entries that a new flow gets.
-    pub flow: Flow,
-    /// Another entry, for comparison.
-    pub other: Flow,
-    /// The entry of a flow that may give way.
-    pub candidate: Flow,
-    /// The number of entries that this CPU has inserted.
-    pub inserted: u32,
 }
 
 impl Run {
@@ -192,4 +191,4 @@ impl Insertion {
     }
 }
 
-const _: () = assert!(size_of::<Run>() == 392);
+const _: () = assert!(size_of::<Run>() == 388);

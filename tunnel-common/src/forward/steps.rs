@@ -4,9 +4,10 @@ use super::{Flows, Insertion, Run, Sender, Step, or_pass};
 use crate::{
     decide::{self, NoChoice, Traffic},
     flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen},
+    locality::{self, Locality},
     lookup::Lookup,
     reason::Reason,
-    service::FrontendKey,
+    service::{Frontend, FrontendKey},
 };
 
 /// The maximum number of attempts to read an entry while it is being replaced.
@@ -158,6 +159,33 @@ pub fn end_others<T: Flows + ?Sized>(maps: &T) {
     });
 }
 
+/// Returns whether the sender of the packet is local.
+#[inline(always)]
+pub fn locality<T: Flows + ?Sized>(maps: &T) -> Locality {
+    Locality::of(|index| maps.relation_to_range(index))
+}
+
+/// Returns the relation of the sender of the packet to an entry of `local_ranges`.
+#[inline(always)]
+pub fn relation_to_range<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
+    let Some(range) = maps.local_range(index) else {
+        return 0;
+    };
+    let relation = maps.with_run(|run| locality::relation(&run.source.address, range));
+    relation.unwrap_or(0)
+}
+
+/// Returns true if packets of a new flow to a backend on another node leave with this node's address (kube-proxy
+/// `pkg/proxy/nftables/proxier.go`, `syncProxyRules`).
+#[inline(always)]
+fn is_masqueraded<T: Flows + ?Sized>(maps: &T, flags: u8, locality: Locality) -> bool {
+    let is_foreign = locality == Locality::Foreign || maps.masquerades_all();
+    flags & Frontend::MASQUERADE != 0
+        || flags & Frontend::MASQUERADE_FOREIGN != 0 && is_foreign
+        // kube-proxy doesn't, so the replies to a pod of another node don't pass this node.
+        || flags & Frontend::SHORT_CIRCUIT != 0 && locality == Locality::Local
+}
+
 /// Chooses the backend for a new flow, and stores it in the run. Returns [`Step::Next`] if there is one.
 #[inline(always)]
 pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
@@ -176,8 +204,20 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
             return Step::Drop;
         }
     };
-    let service = record.frontend.service;
-    let choice = match decide::choose_backend(maps, &sender, &key, record, Traffic::Packets) {
+    let (service, packet_flags) = (record.frontend.service, record.frontend.packet_flags);
+    let depends_on_sender = Frontend::MASQUERADE_FOREIGN | Frontend::SHORT_CIRCUIT;
+    let locality = if packet_flags & depends_on_sender == 0 {
+        Locality::Unknown
+    } else {
+        maps.locality()
+    };
+    let is_short = packet_flags & Frontend::SHORT_CIRCUIT != 0 && locality == Locality::Local;
+    let traffic = if is_short {
+        Traffic::Sockets
+    } else {
+        Traffic::Packets
+    };
+    let choice = match decide::choose_backend(maps, &sender, &key, record, traffic) {
         Ok(choice) => choice,
         Err(none) => {
             maps.with_run(|run| {
@@ -187,7 +227,9 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
             return verdict(none);
         }
     };
-    let flags = if maps.must_masquerade(record.frontend, source.address) {
+    // Otherwise, the backend would get a packet from its own address.
+    let is_own_client = choice.address == source.address;
+    let flags = if is_own_client || is_masqueraded(maps, packet_flags, locality) {
         Flow::MUST_MASQUERADE
     } else {
         0
@@ -243,8 +285,7 @@ pub fn insert<T: Flows + ?Sized>(maps: &T, role: Role, is_new: bool) -> Insertio
         run.flow.role = role;
         let insertion = maps.insert_flow(&run.flow, is_new);
         if insertion == Insertion::Inserted && role == Role::DIALLED {
-            maps.record_recent_flow(run.inserted, &run.arriving_key());
-            run.inserted = run.inserted.wrapping_add(1);
+            maps.record_recent_flow(&run.arriving_key());
         }
         insertion
     });

@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 
 use self::fixture::{ACK, Client, Ends, FIN, NODE, Node, RST, SYN, endpoint, text_of};
 use super::*;
-use crate::addr::Protocol;
+use crate::{addr::Protocol, service::Frontend};
 
 const CLIENT: &str = "203.0.113.9:40000";
 const VIP: &str = "198.51.100.1:80";
@@ -41,7 +41,7 @@ fn packets_reach_a_backend_and_replies_come_from_the_frontend_of_either_family()
 #[test]
 fn a_masqueraded_client_appears_as_the_node_with_its_own_port_if_that_is_free() {
     let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
-    node.must_masquerade = true;
+    node.masquerade();
     let first = Client::new(&node, CLIENT, VIP, true);
     assert_eq!(text_of(first.connect().0), format!("{NODE}:40000"));
     assert_eq!(node.entries(), 3);
@@ -63,7 +63,7 @@ fn a_masqueraded_client_appears_as_the_node_with_its_own_port_if_that_is_free() 
 #[test]
 fn without_a_free_port_a_client_is_refused_and_the_others_go_on() {
     let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
-    node.must_masquerade = true;
+    node.masquerade();
     node.taken.borrow_mut().extend(1024..1024 + 64);
     node.taken.borrow_mut().push(40_000);
 
@@ -81,7 +81,9 @@ fn one_client_port_reaches_one_backend_by_two_frontends() {
     for must_masquerade in [false, true] {
         for is_remote in [false, true] {
             let mut node = Node::new(&[VIP, OTHER], &BACKENDS[..1], Protocol::TCP);
-            node.must_masquerade = must_masquerade;
+            if must_masquerade {
+                node.masquerade();
+            }
             let clients = [VIP, OTHER].map(|vip| Client::new(&node, CLIENT, vip, is_remote));
 
             let [first, second] = [0, 1].map(|at| clients[at].connect());
@@ -122,7 +124,7 @@ fn a_service_without_backends_refuses() {
 fn a_tcp_connection_keeps_its_backend_and_datagrams_leave_one_that_is_removed() {
     for (protocol, keeps) in [(Protocol::TCP, true), (Protocol::UDP, false)] {
         let mut node = Node::new(&[VIP], &BACKENDS[..2], protocol);
-        node.must_masquerade = true;
+        node.masquerade();
         let client = Client::new(&node, CLIENT, VIP, true);
         let (_, backend) = client.connect();
         for _ in 0..50 {
@@ -221,7 +223,9 @@ fn an_expired_flow_takes_no_port_from_another() {
     const OTHER: &str = "198.51.100.2:80";
     for must_masquerade in [false, true] {
         let mut node = Node::new(&[VIP, OTHER], &BACKENDS[..1], Protocol::TCP);
-        node.must_masquerade = must_masquerade;
+        if must_masquerade {
+            node.masquerade();
+        }
         let first = Client::new(&node, CLIENT, VIP, true).connect();
         node.wait(Timeouts::DEFAULT.established + 1);
 
@@ -245,7 +249,9 @@ fn a_syn_begins_another_connection_only_if_the_last_one_has_ended() {
     for (sent, received, is_new) in cases {
         for must_masquerade in [false, true] {
             let mut node = Node::new(&[VIP], &BACKENDS, Protocol::TCP);
-            node.must_masquerade = must_masquerade;
+            if must_masquerade {
+                node.masquerade();
+            }
             let client = Client::new(&node, CLIENT, VIP, true);
             let mut backends = Vec::new();
             for _ in 0..20 {
@@ -320,7 +326,9 @@ proptest! {
     ) {
         const FRONTENDS: [&str; 2] = [VIP, "198.51.100.2:80"];
         let mut node = Node::new(&FRONTENDS, &BACKENDS[..2], Protocol::TCP);
-        node.must_masquerade = must_masquerade;
+        if must_masquerade {
+            node.masquerade();
+        }
         node.capacity.set(capacity);
         // All clients use one port, and two of them have one address.
         let addresses = ["203.0.113.1:7", "203.0.113.2:7", "203.0.113.3:7", "203.0.113.1:8"];
@@ -367,4 +375,71 @@ proptest! {
             }
         }
     }
+}
+
+/// Returns what a backend sees of a client: the client itself, or the node.
+fn seen(node: &Node, client: &str, frontend: &str) -> String {
+    text_of(Client::new(node, client, frontend, true).connect().0)
+}
+
+#[test]
+fn who_is_masqueraded_depends_on_the_frontend_and_on_whether_the_client_is_local() {
+    const POD: &str = "10.244.9.9:40000";
+    const AS_NODE: &str = "192.0.2.10:40000";
+    let pods = SourceRange {
+        first: endpoint("10.244.0.0:0").address,
+        last: endpoint("10.244.255.255:0").address,
+    };
+    let foreign = Frontend::MASQUERADE_FOREIGN;
+    // Flags, ranges, masqueradeAll; what backends see of a client outside, and of a pod.
+    for (flags, ranges, masquerades_all, of_outside, of_pod) in [
+        (0, vec![pods], false, CLIENT, POD),
+        (foreign, vec![], false, CLIENT, POD),
+        (foreign, vec![pods], false, AS_NODE, POD),
+        (foreign, vec![], true, AS_NODE, AS_NODE),
+        (foreign, vec![pods], true, AS_NODE, AS_NODE),
+    ] {
+        for (client, expected) in [(CLIENT, of_outside), (POD, of_pod)] {
+            let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+            node.set_packet_flags(flags);
+            node.local_ranges.clone_from(&ranges);
+            node.masquerades_all = masquerades_all;
+            let case = format!("{flags} {ranges:?} {masquerades_all} {client}");
+            assert_eq!(seen(&node, client, VIP), expected, "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_backend_that_is_its_own_client_sees_the_node() {
+    let node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    assert_eq!(seen(&node, "10.244.1.5:40000", VIP), "192.0.2.10:40000");
+}
+
+#[test]
+fn a_local_client_reaches_backends_on_other_nodes_under_policy_local() {
+    for protocol in [Protocol::TCP, Protocol::UDP] {
+        let mut node = Node::new(&[VIP], &BACKENDS[..1], protocol);
+        node.set_packet_flags(Frontend::SHORT_CIRCUIT);
+        for frontend in &mut node.frontends {
+            (frontend.cluster, frontend.local) = (frontend.local, frontend.cluster);
+            frontend.flags |= Frontend::HAS_ENDPOINTS;
+        }
+        node.local_ranges = vec![SourceRange {
+            first: endpoint("10.244.0.0:0").address,
+            last: endpoint("10.244.255.255:0").address,
+        }];
+        assert_eq!(seen(&node, "10.244.9.9:40000", VIP), "192.0.2.10:40000");
+        let refused = Client::new(&node, CLIENT, VIP, true).send(SYN);
+        assert_eq!(refused, Err((Reason::NoLocalBackend, true)), "outside");
+    }
+}
+
+#[test]
+fn a_frontend_whose_address_has_a_listener_is_left_alone() {
+    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    node.set_packet_flags(Frontend::NOT_PACKETS);
+    let (source, destination) = (endpoint(CLIENT), endpoint(VIP));
+    let packet = fixture::packet((source, destination), Protocol::TCP, SYN);
+    assert_eq!(arrive(&node, &packet), super::Step::Pass);
 }

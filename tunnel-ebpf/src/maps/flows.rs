@@ -10,11 +10,12 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use tunnel_common::{
-    addr::{Address, Port},
+    addr::Port,
     flow::{Flow, FlowKey, LinkAddresses, Role, Seen, Timeouts},
     forward::{Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Step, reclaim, steps},
+    locality::Locality,
     refusal::Refusals,
-    service::Frontend,
+    service::SourceRange,
 };
 
 use super::{KernelMaps, NOEXIST};
@@ -26,10 +27,14 @@ const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
 static FLOWS: HashMap<FlowKey, Flow, 1, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "recent_flows")]
 static RECENT_FLOWS: Array<FlowKey, 1> = Array::new();
+#[btf_map(name = "recent_counts")]
+static RECENT_COUNTS: Array<u32, 1> = Array::new();
 #[btf_map(name = "packet_runs")]
 static PACKET_RUNS: PerCpuArray<Run, 1> = PerCpuArray::new();
 #[btf_map(name = "link_addresses")]
 static LINK_ADDRESSES: HashMap<u32, LinkAddresses, 1> = HashMap::new();
+#[btf_map(name = "local_ranges")]
+static LOCAL_RANGES: Array<SourceRange, 1> = Array::new();
 #[btf_map(name = "refusals")]
 static REFUSALS: Array<Refusals, 1> = Array::new();
 
@@ -98,16 +103,38 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn recent_flow(&self, position: u32) -> Option<&FlowKey> {
-        RECENT_FLOWS.get(recent_index(position))
+    fn recent_flow(&self, index: u32) -> Option<&FlowKey> {
+        RECENT_FLOWS.get(index)
     }
 
     #[inline(always)]
-    fn record_recent_flow(&self, position: u32, key: &FlowKey) {
-        if let Some(entry) = RECENT_FLOWS.get_ptr_mut(recent_index(position)) {
-            // SAFETY: the entry stays mapped, and only this CPU writes it. Readers check the entry that the key leads to.
+    fn recent_index(&self, is_of_this_cpu: bool, age: u32) -> u32 {
+        let cpu = if is_of_this_cpu {
+            this_cpu()
+        } else {
+            ((u64::from(context::random()) * u64::from(context::cpus())) >> 32) as u32
+        };
+        let inserted = RECENT_COUNTS.get_ptr(cpu).map_or(0, |count| {
+            // SAFETY: the entry stays mapped, and is one aligned word.
+            unsafe { count.read_volatile() }
+        });
+        recent_index_of(cpu, inserted.wrapping_sub(1).wrapping_sub(age))
+    }
+
+    #[inline(always)]
+    fn record_recent_flow(&self, key: &FlowKey) {
+        let cpu = this_cpu();
+        let Some(count) = RECENT_COUNTS.get_ptr_mut(cpu) else {
+            return;
+        };
+        // SAFETY: the entry stays mapped, and only this CPU writes it.
+        let inserted = unsafe { count.read_volatile() };
+        if let Some(entry) = RECENT_FLOWS.get_ptr_mut(recent_index_of(cpu, inserted)) {
+            // SAFETY: as above. Readers check the entry that the key leads to.
             unsafe { entry.write(*key) };
         }
+        // SAFETY: as above.
+        unsafe { count.write_volatile(inserted.wrapping_add(1)) };
     }
 
     #[inline(always)]
@@ -123,8 +150,13 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn must_masquerade(&self, frontend: &Frontend, _client: Address) -> bool {
-        frontend.packet_flags & Frontend::MASQUERADE != 0
+    fn local_range(&self, index: u32) -> Option<&SourceRange> {
+        LOCAL_RANGES.get(index)
+    }
+
+    #[inline(always)]
+    fn masquerades_all(&self) -> bool {
+        context::masquerades_all()
     }
 
     #[inline(always)]
@@ -162,6 +194,16 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
+    fn locality(&self) -> Locality {
+        Locality::from_number(locality_of_sender())
+    }
+
+    #[inline(always)]
+    fn relation_to_range(&self, index: u32) -> u32 {
+        relation_of_sender_to_range(index)
+    }
+
+    #[inline(always)]
     fn choose(&self) -> Step {
         Step::from_number(choose_for_packet())
     }
@@ -187,8 +229,8 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn better_candidate(&self, position: u32, best: u64) -> u64 {
-        better_candidate_to_remove(position, best)
+    fn better_candidate(&self, number: u32, best: u64) -> u64 {
+        better_candidate_to_remove(number, best)
     }
 
     #[inline(always)]
@@ -205,11 +247,16 @@ impl Flows for KernelMaps {
 /// The error of an insertion under an existing key.
 const EEXIST: i32 = -17;
 
-/// Returns the index in the array `recent_flows` of a position in the part of this CPU.
+/// Returns the number of this CPU.
 #[inline(always)]
-fn recent_index(position: u32) -> u32 {
+fn this_cpu() -> u32 {
     // SAFETY: the helper has no preconditions.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
+    unsafe { bpf_get_smp_processor_id() }
+}
+
+/// Returns the index in the array `recent_flows` of a position in the part of a CPU.
+#[inline(always)]
+const fn recent_index_of(cpu: u32, position: u32) -> u32 {
     cpu * RECENT_FLOWS_OF_CPU + position % RECENT_FLOWS_OF_CPU
 }
 
@@ -261,6 +308,20 @@ extern "C" fn end_other_entries() -> u32 {
     0
 }
 
+/// Calls [`steps::locality`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn locality_of_sender() -> u32 {
+    steps::locality(&KernelMaps).number()
+}
+
+/// Calls [`steps::relation_to_range`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn relation_of_sender_to_range(index: u32) -> u32 {
+    steps::relation_to_range(&KernelMaps, index)
+}
+
 /// Calls [`steps::choose`].
 #[inline(never)]
 #[unsafe(no_mangle)]
@@ -299,8 +360,8 @@ extern "C" fn make_room_for_flow() -> u32 {
 /// Calls [`reclaim::better_candidate`].
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn better_candidate_to_remove(position: u32, best: u64) -> u64 {
-    reclaim::better_candidate(&KernelMaps, position, best)
+extern "C" fn better_candidate_to_remove(number: u32, best: u64) -> u64 {
+    reclaim::better_candidate(&KernelMaps, number, best)
 }
 
 /// Calls [`steps::find_leaving`].

@@ -3,6 +3,7 @@
 mod attachment_check;
 mod kernel_setup;
 mod locks;
+mod masquerade_ports;
 mod socket_termination;
 mod start_timer;
 
@@ -15,7 +16,6 @@ use std::{
 
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
-use tunnel_common::steering::Prefix;
 
 use self::{kernel_setup::KernelSetup, locks::Locks};
 use super::{
@@ -25,9 +25,9 @@ use super::{
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
     bpf::{Attachment, DataPath, Guard},
-    config::Config,
+    config::{Config, DetectLocal, MasqueradeAddress},
     events,
-    model::{ClusterUpdate, ObjectName},
+    model::{ClusterUpdate, ObjectName, OwnNode},
     net::{
         self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, UplinkGuard as _,
         UplinkTranslation as _,
@@ -88,7 +88,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let (addresses, links) = watch_network(&config, &mut tasks, &mut kernel).await?;
     save_held_addresses(&config, &mut kernel, &mut tasks);
     let targets = kernel.reconcile_loop.steering().targets();
-    let node_ranges = kernel.reconcile_loop.steering().pod_ranges();
+    let own_node = kernel.reconcile_loop.own_node();
     let pods = kernel.reconcile_loop.steering().pod_namespaces();
     let mut tunnel = NodeTunnel::open(&config, &mut tasks);
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
@@ -130,7 +130,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         start_translation(&config, (&data_path, &attachment), &links, &mut tasks)?;
         drop(data_path);
         if let Some((network, inside)) =
-            start_steering(&config, guard, links, &node_ranges, network_view).await?
+            start_steering(&config, guard, links, &own_node, network_view).await?
         {
             tunnel.start_ingress(&config, targets, inside, pods, &views.unbound_ports);
             tasks.start("net", network.run(tasks.draining()));
@@ -236,7 +236,7 @@ async fn watch_network(
     let needs_links = config.tunnel.steering.is_some() || config.service.packets.enabled;
     let classifier = needs_links.then(|| net::LinkClassifier {
         settings: link_settings(config),
-        node_ranges: kernel.reconcile_loop.steering().pod_ranges(),
+        own_node: kernel.reconcile_loop.own_node(),
         former_uplinks: guard.guarded_links(),
     });
     let follower = NetworkFollower::open(classifier)
@@ -268,6 +268,28 @@ fn save_held_addresses(config: &Config, kernel: &mut KernelSetup, tasks: &mut Ta
     }
 }
 
+fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
+    let service = &config.service;
+    let named = |name: &str| {
+        if name.is_empty() {
+            net::LocalSenders::Unknown
+        } else {
+            net::LocalSenders::Nobody
+        }
+    };
+    net::PacketLinkSettings {
+        check_interval: config.bpf.check_interval,
+        local_senders: match service.detect_local {
+            DetectLocal::ClusterCidr => net::LocalSenders::ClusterRanges,
+            DetectLocal::NodeCidr => net::LocalSenders::NodeRanges,
+            DetectLocal::BridgeInterface => named(&service.bridge_interface),
+            DetectLocal::InterfaceNamePrefix => named(&service.interface_name_prefix),
+            DetectLocal::None => net::LocalSenders::Unknown,
+        },
+        uses_node_address: service.packets.address == MasqueradeAddress::Node,
+    }
+}
+
 /// Attaches the programs that translate packets, and starts the task that keeps them attached. If `service.packets` is off,
 /// detaches those of an earlier process.
 fn start_translation(
@@ -280,7 +302,8 @@ fn start_translation(
     let translation = translation.map_err(failed("cannot use the maps"))?;
     let mut translation = translation.with_attachment(attachment.clone());
     if config.service.packets.enabled {
-        let mut packets = PacketLinks::new(translation, links.clone(), config.bpf.check_interval);
+        let settings = packet_link_settings(config);
+        let mut packets = PacketLinks::new(translation, links.clone(), settings);
         packets.check(false);
         tasks.start("packets", packets.run(tasks.draining()));
     } else if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
@@ -299,7 +322,7 @@ async fn start_steering(
     config: &Config,
     guard: Guard,
     links: watch::Receiver<NetworkState>,
-    node_ranges: &watch::Receiver<Arc<[Prefix]>>,
+    own_node: &watch::Receiver<Arc<OwnNode>>,
     view: watch::Sender<net::NetworkView>,
 ) -> Result<Option<SteeringNetwork>, RoleError> {
     let record = net::record_path(&config.state_dir);
@@ -322,8 +345,8 @@ async fn start_steering(
     };
     let mut network = NetworkSetup::open(settings, guard, links, view)
         .map_err(failed("cannot change the network"))?;
-    let node_ranges = Arc::clone(&node_ranges.borrow());
-    network.wait_until_classified(&node_ranges).await;
+    let own_node = Arc::clone(&own_node.borrow());
+    network.wait_until_classified(&own_node.pod_ranges).await;
     network.check(false).await;
     let inside = network.inside_links();
     Ok(Some((network, inside)))

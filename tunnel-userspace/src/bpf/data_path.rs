@@ -108,6 +108,8 @@ pub struct PacketSettings {
     pub ports: (u16, u16),
     /// The maximum number of refused packets that are answered each second.
     pub refusals_per_second: u32,
+    /// True if packets to cluster IPs are masqueraded whoever sends them.
+    pub masquerade_all: bool,
 }
 
 impl Default for PacketSettings {
@@ -118,6 +120,7 @@ impl Default for PacketSettings {
             timeouts: Timeouts::DEFAULT,
             ports: (1024, 29_999),
             refusals_per_second: 1000,
+            masquerade_all: false,
         }
     }
 }
@@ -143,7 +146,7 @@ impl ProgramSettings {
 
 /// The programs' constants (globals in the object): the name and bytes of each.
 #[derive(Clone, Debug)]
-pub struct Globals([(&'static str, Vec<u8>); 11]);
+pub struct Globals([(&'static str, Vec<u8>); 13]);
 
 impl Globals {
     /// Returns the constants for this kernel's features and these settings.
@@ -170,6 +173,8 @@ impl Globals {
             ("GUARD_V6", bytes(&[network6, mask6].concat())),
             ("FLOW_TIMEOUTS", bytes(&packets.timeouts.to_words())),
             ("MASQUERADE_PORTS", bytes(&packets.ports())),
+            ("CPUS", bytes(&[cpus().unwrap_or(1)])),
+            ("MASQUERADE_ALL", vec![u8::from(packets.masquerade_all)]),
             ("REFUSALS_PER_SECOND", bytes(&[packets.refusals_per_second])),
         ])
     }
@@ -336,11 +341,12 @@ impl DataPath {
     ///
     /// # Errors
     ///
-    /// Returns an error if the map `link_addresses` can't be opened.
+    /// Returns an error if a map can't be opened.
     pub fn translation(&self) -> Result<Translation, ReadError> {
         let addresses = MapHandle::open(&self.maps, &table::LINK_ADDRESSES)?;
+        let local_ranges = MapHandle::open(&self.maps, &table::LOCAL_RANGES)?;
         let programs = self.uplink_programs(translation::ROWS);
-        Ok(Translation::new(programs, addresses))
+        Ok(Translation::new(programs, addresses, local_ranges))
     }
 
     fn uplink_programs(&self, rows: &'static [Program]) -> UplinkPrograms {
@@ -425,6 +431,12 @@ pub(super) fn loader<'a>(directory: &Path, globals: &'a Globals) -> EbpfLoader<'
     loader
 }
 
+/// Returns the number of CPUs that the kernel may use.
+fn cpus() -> io::Result<u32> {
+    let cpus = nr_cpus().map_err(|(_, source)| source)?;
+    u32::try_from(cpus).map_err(io::Error::other)
+}
+
 /// Opens or creates the maps in a directory, and loads every program with them. Leaves out the programs that translate
 /// packets if `has_packets` is false.
 fn load_object(
@@ -434,8 +446,7 @@ fn load_object(
     has_packets: bool,
 ) -> Result<Ebpf, LoadError> {
     let mut loader = loader(directory, globals);
-    let cpus = nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
-    let cpus = u32::try_from(cpus).map_err(|error| LoadError::Cpus(io::Error::other(error)))?;
+    let cpus = cpus().map_err(LoadError::Cpus)?;
     for map in MAPS {
         loader.map_max_entries(map.name, map.entries(sizes, cpus));
     }

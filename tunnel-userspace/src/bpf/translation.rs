@@ -1,10 +1,12 @@
 //! Attaches the programs that translate packets to uplinks, and stores the addresses that stand for clients.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, iter};
 
 use tunnel_common::{
     addr::Address,
     flow::LinkAddresses,
+    locality,
+    service::SourceRange,
     table::{IN, OUT, Program},
 };
 
@@ -22,16 +24,19 @@ pub(super) const ROWS: &[Program] = &[OUT, IN];
 pub struct Translation {
     programs: UplinkPrograms,
     addresses: MapHandle<u32, LinkAddresses>,
+    local_ranges: MapHandle<u32, SourceRange>,
 }
 
 impl Translation {
     pub(super) const fn new(
         programs: UplinkPrograms,
         addresses: MapHandle<u32, LinkAddresses>,
+        local_ranges: MapHandle<u32, SourceRange>,
     ) -> Self {
         Self {
             programs,
             addresses,
+            local_ranges,
         }
     }
 
@@ -75,6 +80,24 @@ impl UplinkTranslation for Translation {
 
     fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), UplinkError> {
         self.programs.remove_unused(uplinks)
+    }
+
+    fn set_local_ranges(&mut self, ranges: &[SourceRange]) -> Result<(), UplinkError> {
+        let failed = || failed("write the map local_ranges".to_owned());
+        let stored = self.local_ranges.read_all();
+        let stored = stored.map_err(io::Error::other).map_err(failed())?;
+        let wanted = ranges.iter().chain(iter::repeat(&locality::UNUSED));
+        for ((index, old), new) in stored.iter().zip(wanted) {
+            if old != new {
+                let written = self.local_ranges.write(index, new);
+                written.map_err(io::Error::other).map_err(failed())?;
+            }
+        }
+        if ranges.len() > stored.len() {
+            let limit = format!("there is room for {} ranges", stored.len());
+            return Err(failed()(io::Error::other(limit)));
+        }
+        Ok(())
     }
 
     fn set_addresses(&mut self, wanted: &BTreeMap<u32, AddressPair>) -> Result<(), UplinkError> {

@@ -5,22 +5,26 @@ mod converted_fields;
 mod field_table;
 mod value_formats;
 
-use std::{fmt, mem, path::Path};
+use std::{fmt, mem, num::NonZeroUsize, path::Path, thread};
 
 use serde_json::{Value, json};
 
 use self::{
-    converted_fields::{FileType, KubeProxyFile, Mode},
+    converted_fields::{ConntrackSection, FileType, KubeProxyFile, Mode},
     field_table::{paths, reason_unused},
-    value_formats::{parse_address, parse_ip},
+    value_formats::{parse_address, parse_go_duration, parse_ip},
 };
-use super::{Config, FieldError};
+use super::{Config, FieldError, numeric_ranges::MAX_ENTRIES};
 use crate::model::Algorithm;
 
 /// The API group, supported API version and kind of kube-proxy's config file.
 const GROUP: &str = "kubeproxy.config.k8s.io";
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
+
+/// kube-proxy's defaults of `conntrack.maxPerCore` and `conntrack.min` (`pkg/proxy/apis/config/v1alpha1/defaults.go`).
+const MAX_PER_CORE: u32 = 32_768;
+const MIN: u32 = 131_072;
 
 /// kube-proxy's default ports for health and metrics (`pkg/cluster/ports`).
 const HEALTH_PORT: u16 = 10_256;
@@ -83,6 +87,10 @@ fn kube_proxy_field(ours: String) -> String {
         "admin.address" => "metricsBindAddress".to_owned(),
         "service.nodePortAddresses" => format!("nodePortAddresses{index}"),
         "service.clusterCIDRs" => "clusterCIDR".to_owned(),
+        "service.packets.timeouts.tcpEstablished" => "conntrack.tcpEstablishedTimeout".to_owned(),
+        "service.packets.timeouts.tcpHalfClosed" => "conntrack.tcpCloseWaitTimeout".to_owned(),
+        "service.packets.timeouts.udp" => "conntrack.udpTimeout".to_owned(),
+        "service.packets.timeouts.udpAnswered" => "conntrack.udpStreamTimeout".to_owned(),
         _ => ours,
     }
 }
@@ -280,6 +288,69 @@ fn convert_packet_path(
     if masquerades {
         conversion.set("service.masqueradeAll", json!(true));
     }
+    if file.mode == Mode::Iptables && file.iptables.snat_node_internal_ip {
+        conversion.set("service.packets.address", json!("node"));
+    }
+    for (ours, name) in [
+        ("bridgeInterface", &file.detect_local.bridge_interface),
+        (
+            "interfaceNamePrefix",
+            &file.detect_local.interface_name_prefix,
+        ),
+    ] {
+        if !name.is_empty() {
+            conversion.set(&format!("service.{ours}"), json!(name));
+        }
+    }
+    convert_conntrack(&file.conntrack, conversion)
+}
+
+/// Converts the limit and the timeouts of connection tracking to those of flows (`cmd/kube-proxy/app/conntrack.go`). As in
+/// kube-proxy, 0 leaves the default.
+fn convert_conntrack(
+    section: &ConntrackSection,
+    conversion: &mut Conversion,
+) -> Result<(), FieldError> {
+    for (field, ours, timeout) in [
+        (
+            "tcpEstablishedTimeout",
+            "tcpEstablished",
+            &section.tcp_established_timeout,
+        ),
+        (
+            "tcpCloseWaitTimeout",
+            "tcpHalfClosed",
+            &section.tcp_close_wait_timeout,
+        ),
+        ("udpTimeout", "udp", &section.udp_timeout),
+        (
+            "udpStreamTimeout",
+            "udpAnswered",
+            &section.udp_stream_timeout,
+        ),
+    ] {
+        let Some(text) = timeout else { continue };
+        let duration = parse_go_duration(text).filter(|it| !it.is_negative());
+        let Some(duration) = duration else {
+            let reason = format!("`{text}` is not a duration such as 1h0m0s");
+            return Err((format!("conntrack.{field}"), reason));
+        };
+        if !duration.is_zero() {
+            let path = format!("service.packets.timeouts.{ours}");
+            conversion.set(&path, json!(format!("{}ms", duration.as_millis())));
+        }
+    }
+    if let (None, None) | (Some(0), _) = (section.max_per_core, section.min) {
+        return Ok(());
+    }
+    let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+    let of_cpus = section
+        .max_per_core
+        .unwrap_or(MAX_PER_CORE)
+        .saturating_mul(cpus);
+    let flows = of_cpus.max(section.min.unwrap_or(MIN));
+    conversion.set("bpf.maps.flows", json!(flows.min(MAX_ENTRIES)));
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use serde::{
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 
-use super::{FieldError, numeric_ranges::check_each};
+use super::{FieldError, numeric_ranges::check_each, packets::PacketsConfig};
 use crate::{
     duration,
     model::{Algorithm, ExternalIps, NodeAddresses, TopologyKeys},
@@ -37,12 +37,16 @@ pub enum Mode {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ServiceConfig {
-    /// The method for detecting traffic from this node's pods.
+    /// The method for detecting traffic from pods, which is not external.
     pub detect_local: DetectLocal,
     /// The CIDRs that contain the pods' addresses, for `detectLocal: ClusterCIDR`.
     #[serde(rename = "clusterCIDRs")]
     pub cluster_cidrs: Vec<String>,
-    /// True if all traffic through Services is masqueraded.
+    /// The name of the bridge of the pods, for `detectLocal: BridgeInterface`.
+    pub bridge_interface: String,
+    /// The first characters of the names of the pods' interfaces, for `detectLocal: InterfaceNamePrefix`.
+    pub interface_name_prefix: String,
+    /// True if packets to cluster IPs are masqueraded whoever sends them.
     pub masquerade_all: bool,
     /// The node addresses that serve NodePorts. If absent: `primary` and `localhost`; if empty: all
     /// addresses.
@@ -80,25 +84,6 @@ pub struct ServiceConfig {
     pub full_sync_interval: Duration,
 }
 
-/// The settings for packets that arrive from outside this node, and for their replies.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct PacketsConfig {
-    /// True if packets that arrive on uplinks and are addressed to Services are translated.
-    pub enabled: bool,
-    /// The maximum number of refused packets that are answered each second by a reset or an ICMP error.
-    pub refusals_per_second: u32,
-}
-
-impl Default for PacketsConfig {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            refusals_per_second: 1000,
-        }
-    }
-}
-
 /// The modes that are implemented.
 pub(super) const MODES: &str = "`auto` or `ebpf`";
 
@@ -128,6 +113,8 @@ impl Default for ServiceConfig {
         Self {
             detect_local: DetectLocal::default(),
             cluster_cidrs: Vec::new(),
+            bridge_interface: String::new(),
+            interface_name_prefix: String::new(),
             masquerade_all: false,
             node_port_addresses: None,
             external_ips: ExternalIps::default(),
@@ -200,6 +187,7 @@ impl ServiceConfig {
         let reason = "is not a CIDR such as 10.0.0.0/8";
         let ranges = &self.cluster_cidrs;
         check_each("service.clusterCIDRs", ranges, is_cidr, reason)?;
+        self.packets.check()?;
         // `chown(2)` uses this number to mean that the owner stays the same, so no user has it.
         let unusable = self
             .local_listeners

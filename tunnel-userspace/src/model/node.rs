@@ -1,6 +1,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
+use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::ObjectName;
 
@@ -28,6 +29,30 @@ pub struct Node {
     /// True if load balancers may send traffic to the Node: it is not being deleted, and it does not have the
     /// taint `ToBeDeletedByClusterAutoscaler` (kube-proxy `pkg/proxy/healthcheck/proxy_health.go`).
     pub eligible: bool,
+}
+
+/// The addresses in this node's Node object.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct OwnNode {
+    /// The ranges of its pods' addresses.
+    pub pod_ranges: Vec<Prefix>,
+    /// The addresses of type `InternalIP`, in the same order as in the object.
+    pub internal_ips: Vec<IpAddr>,
+}
+
+impl OwnNode {
+    /// Returns the addresses of a Node.
+    #[must_use]
+    pub fn of(node: &Node) -> Self {
+        let ranges = node.pod_cidrs.iter();
+        let ranges = ranges.filter_map(|(network, length)| {
+            Prefix::containing(Address::from_ip(*network), *length)
+        });
+        Self {
+            pod_ranges: ranges.collect(),
+            internal_ips: node.internal_ips.clone(),
+        }
+    }
 }
 
 /// A ConfigMap.

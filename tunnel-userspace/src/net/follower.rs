@@ -7,7 +7,6 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 use tracing::{info, warn};
-use tunnel_common::steering::Prefix;
 
 use super::{
     CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY,
@@ -15,7 +14,12 @@ use super::{
     snapshot::Snapshot,
     uplinks::{self, ClassifiedLinks, Link, LinkKind, LinkSettings, PodRanges},
 };
-use crate::{drain, error_chain::chain, model::LinkNetworks, publish};
+use crate::{
+    drain,
+    error_chain::chain,
+    model::{LinkNetworks, OwnNode},
+    publish,
+};
 
 /// Follows this node's network, and publishes its current state.
 pub struct NetworkFollower {
@@ -30,8 +34,8 @@ pub struct NetworkFollower {
 pub struct LinkClassifier {
     /// The settings in the config.
     pub settings: LinkSettings,
-    /// The pod ranges in this node's Node object.
-    pub node_ranges: watch::Receiver<Arc<[Prefix]>>,
+    /// The addresses in this node's Node object.
+    pub own_node: watch::Receiver<Arc<OwnNode>>,
     /// The indices of the links that were uplinks earlier. Such a link stays an uplink while its routes are missing.
     pub former_uplinks: BTreeSet<u32>,
 }
@@ -40,7 +44,7 @@ impl Default for LinkClassifier {
     fn default() -> Self {
         Self {
             settings: LinkSettings::default(),
-            node_ranges: watch::Sender::new(Arc::from([])).subscribe(),
+            own_node: watch::Sender::default().subscribe(),
             former_uplinks: BTreeSet::new(),
         }
     }
@@ -53,6 +57,8 @@ pub struct NetworkState {
     pub(super) links: Arc<ClassifiedLinks>,
     /// The pod ranges by which the links were classified.
     pub(super) pod_ranges: PodRanges,
+    /// The addresses of type `InternalIP` in this node's Node object.
+    pub(super) internal_ips: Vec<IpAddr>,
     /// The error from the last query, if it failed. The other fields may then be out of date.
     pub(super) problem: Option<String>,
 }
@@ -116,7 +122,7 @@ impl NetworkFollower {
                     }
                     next = next.min(Instant::now() + CHANGE_DELAY);
                 }
-                Ok(()) = self.classifier.node_ranges.changed() => next = Instant::now(),
+                Ok(()) = self.classifier.own_node.changed() => next = Instant::now(),
                 () = sleep_until(next) => {
                     let is_well = self.publish().await;
                     next = Instant::now() + if is_well { CHECK_INTERVAL } else { RETRY_DELAY };
@@ -160,9 +166,10 @@ impl NetworkFollower {
 impl LinkClassifier {
     /// Classifies the links in a snapshot.
     fn classify(&mut self, snapshot: Snapshot) -> NetworkState {
+        let own_node = Arc::clone(&self.own_node.borrow_and_update());
         let pod_ranges = PodRanges {
             configured: self.settings.pod_ranges.clone(),
-            of_node: self.node_ranges.borrow_and_update().to_vec(),
+            of_node: own_node.pod_ranges.clone(),
         };
         let rules = self
             .settings
@@ -180,6 +187,7 @@ impl LinkClassifier {
             snapshot: Arc::new(snapshot),
             links: Arc::new(links),
             pod_ranges,
+            internal_ips: own_node.internal_ips.clone(),
             problem: None,
         }
     }

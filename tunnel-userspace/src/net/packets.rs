@@ -8,8 +8,9 @@ use std::{
 
 use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
+use tunnel_common::{locality, service::SourceRange, steering::Prefix};
 
-use super::{CheckSchedule, NetworkState};
+use super::{CheckSchedule, NetworkState, uplinks::PodRanges};
 use crate::{drain, error_chain::chain};
 
 /// This node's addresses that stand for clients on a link.
@@ -30,6 +31,43 @@ impl AddressPair {
             IpAddr::V4(_) | IpAddr::V6(_) => {}
         }
     }
+}
+
+/// The senders that count as local, as packets on uplinks show them (`service.detectLocal`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LocalSenders {
+    /// Senders are not told apart.
+    Unknown,
+    /// No sender that reaches an uplink is local, since local ones are behind other links.
+    Nobody,
+    /// Senders in the configured ranges (`service.clusterCIDRs`).
+    ClusterRanges,
+    /// Senders in the pod ranges of this node's Node object.
+    NodeRanges,
+}
+
+impl LocalSenders {
+    /// Returns the ranges of the local senders.
+    fn ranges(self, pod_ranges: &PodRanges) -> Vec<SourceRange> {
+        let of = |prefixes: &[Prefix]| prefixes.iter().map(SourceRange::of_prefix).collect();
+        match self {
+            Self::Unknown => Vec::new(),
+            Self::Nobody => [true, false].map(locality::nobody).to_vec(),
+            Self::ClusterRanges => of(&pod_ranges.configured),
+            Self::NodeRanges => of(&pod_ranges.of_node),
+        }
+    }
+}
+
+/// The settings of [`PacketLinks`].
+#[derive(Clone, Copy, Debug)]
+pub struct PacketLinkSettings {
+    /// The interval between checks that the programs are attached.
+    pub check_interval: Duration,
+    /// The senders that count as local.
+    pub local_senders: LocalSenders,
+    /// True if the address in the Node object stands for clients on every link, and not the link's own address.
+    pub uses_node_address: bool,
 }
 
 /// The programs that translate packets on uplinks.
@@ -56,6 +94,13 @@ pub trait UplinkTranslation: Send {
     /// Returns an error if a program can't be detached.
     fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
 
+    /// Stores the ranges of local senders.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map can't be written, or has too few entries.
+    fn set_local_ranges(&mut self, ranges: &[SourceRange]) -> Result<(), Self::Error>;
+
     /// Stores the addresses that stand for clients on each link, and removes those of other links.
     ///
     /// # Errors
@@ -68,7 +113,7 @@ pub trait UplinkTranslation: Send {
 pub struct PacketLinks<K> {
     programs: K,
     network: watch::Receiver<NetworkState>,
-    check_interval: Duration,
+    settings: PacketLinkSettings,
     /// The uplinks, and the problems, that were last logged.
     logged: Option<(BTreeMap<u32, String>, Vec<String>)>,
 }
@@ -79,12 +124,12 @@ impl<K: UplinkTranslation> PacketLinks<K> {
     pub const fn new(
         programs: K,
         network: watch::Receiver<NetworkState>,
-        check_interval: Duration,
+        settings: PacketLinkSettings,
     ) -> Self {
         Self {
             programs,
             network,
-            check_interval,
+            settings,
             logged: None,
         }
     }
@@ -96,11 +141,16 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         let mut uplinks = network.links.uplinks.clone();
         // The packets of a port of a bridge or bond belong to the bridge or bond.
         uplinks.retain(|index, _| !network.snapshot.has_master(*index));
-        let addresses = network.snapshot.client_addresses(uplinks.keys().copied());
+        let of_node = self.settings.uses_node_address.then_some(&network);
+        let of_node = of_node.map_or(&[][..], |network| &network.internal_ips);
+        let links = uplinks.keys().copied();
+        let addresses = network.snapshot.client_addresses(links, of_node);
+        let local_ranges = self.settings.local_senders.ranges(&network.pod_ranges);
         let mut problems = Vec::from_iter(network.problem);
         let is_complete = problems.is_empty() && network.links.missing.is_none();
         // The addresses must be there before the first packet is translated.
         let mut results = vec![
+            self.programs.set_local_ranges(&local_ranges),
             self.programs.set_addresses(&addresses),
             self.programs.attach(&uplinks, reattach),
         ];
@@ -130,7 +180,7 @@ impl<K: UplinkTranslation> PacketLinks<K> {
 
     /// Runs until the drain begins. The programs stay attached.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
-        let mut schedule = CheckSchedule::new(self.check_interval);
+        let mut schedule = CheckSchedule::new(self.settings.check_interval);
         loop {
             tokio::select! {
                 biased;

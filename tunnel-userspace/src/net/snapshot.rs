@@ -96,11 +96,12 @@ impl Snapshot {
         links.any(|link| link.index == index && link.bridge.is_some())
     }
 
-    /// Returns the addresses that stand for clients on each of the given links: those of the link, else those of the
-    /// default route's link, else any of this node.
+    /// Returns the addresses that stand for clients on each of the given links: the preferred ones, else those of the link,
+    /// else those of the default route's link, else any of this node.
     pub(super) fn client_addresses(
         &self,
         links: impl Iterator<Item = u32>,
+        preferred: &[IpAddr],
     ) -> BTreeMap<u32, AddressPair> {
         let defaults = [true, false].map(|is_v4| default_link(&self.routes, is_v4));
         let rank = |link: u32, at: u32, ip: &IpAddr| {
@@ -119,6 +120,7 @@ impl Snapshot {
             let mut candidates = self.source_addresses.clone();
             candidates.sort_by_key(|(at, ip)| rank(link, *at, ip));
             let mut pair = AddressPair::default();
+            preferred.iter().for_each(|ip| pair.add(*ip));
             candidates.iter().for_each(|(_, ip)| pair.add(*ip));
             (link, pair)
         };

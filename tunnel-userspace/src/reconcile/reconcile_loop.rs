@@ -24,7 +24,7 @@ use super::{
 use crate::{
     clock::{monotonic, since_boot},
     drain,
-    model::{ClusterUpdate, LinkNetworks, ObjectWarning},
+    model::{ClusterUpdate, LinkNetworks, ObjectWarning, OwnNode},
     plan::HealthChecks,
     publish,
 };
@@ -67,6 +67,7 @@ pub struct ReconcileLoop<M, S, G> {
     health: watch::Sender<Arc<HealthChecks>>,
     /// The time of the monotonic clock at which the loop last waited for events; `None` before it runs.
     heartbeat: watch::Sender<Option<Duration>>,
+    own_node: watch::Sender<Arc<OwnNode>>,
 }
 
 impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> ReconcileLoop<M, S, G> {
@@ -91,6 +92,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             backend_removals: watch::Sender::default(),
             health: watch::Sender::default(),
             heartbeat: watch::Sender::default(),
+            own_node: watch::Sender::default(),
         }
     }
 
@@ -124,6 +126,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     /// publishes this time at least every 5 s, unless it hangs. The time is `None` before the loop runs.
     pub fn heartbeat(&self) -> watch::Receiver<Option<Duration>> {
         self.heartbeat.subscribe()
+    }
+
+    /// Returns a receiver for the addresses in this node's Node object. If the object is deleted, they stay in use.
+    pub fn own_node(&self) -> watch::Receiver<Arc<OwnNode>> {
+        self.own_node.subscribe()
     }
 
     /// Returns the published Services.
@@ -205,6 +212,11 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
 
     fn update(&mut self, update: ClusterUpdate) -> Duration {
         let since = update.noticed_at;
+        for node in update.nodes.iter().filter_map(|(_, node)| node.as_deref()) {
+            if *node.name.name == *self.reconciler.node_name() {
+                publish::publish_if_changed(&self.own_node, Arc::new(OwnNode::of(node)));
+            }
+        }
         self.steering.update(&update);
         self.reconciler.update(update);
         since

@@ -100,6 +100,12 @@ impl<M> Reconciler<M> {
         &self.published
     }
 
+    /// Returns the name of this node's Node object.
+    #[must_use]
+    pub(super) fn node_name(&self) -> &str {
+        &self.desired.rules.node_info.name
+    }
+
     /// Plans the changes in an update. Doesn't write to the maps.
     pub fn update(&mut self, update: ClusterUpdate) {
         self.stale = update.stale;

@@ -100,8 +100,6 @@ pub struct SteeringReconciler<M> {
     /// The number of problems that have occurred since this process started, by reason.
     pub(super) reason_counts: BTreeMap<Reason, u64>,
     targets: watch::Sender<Arc<SteeringTargets>>,
-    /// The pod ranges in this node's Node object.
-    pod_ranges: watch::Sender<Arc<[Prefix]>>,
     pods: LocalPods,
 }
 
@@ -155,7 +153,6 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
             problem_log: ProblemLog::default(),
             reason_counts: BTreeMap::new(),
             targets: watch::Sender::default(),
-            pod_ranges: watch::Sender::new(Arc::new([])),
             pods: LocalPods::default(),
         };
         // A process that was killed may have left behind records that no key refers to.
@@ -212,25 +209,10 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         self.has_changed |= changed.any(|address| self.plan.claimed.contains(address));
     }
 
-    /// Returns a receiver for the pod ranges in this node's Node object.
-    #[must_use]
-    pub fn pod_ranges(&self) -> watch::Receiver<Arc<[Prefix]>> {
-        self.pod_ranges.subscribe()
-    }
-
     /// Returns a receiver for the namespaces of this node's Pods, by address.
     #[must_use]
     pub fn pod_namespaces(&self) -> watch::Receiver<Arc<PodNamespaces>> {
         self.pods.namespaces()
-    }
-
-    /// Publishes the pod ranges of this node. If the Node object is deleted, they stay in use.
-    fn publish_pod_ranges(&self, node: &Node) {
-        let ranges = node.pod_cidrs.iter();
-        let ranges = ranges.filter_map(|(network, length)| {
-            Prefix::containing(Address::from_ip(*network), *length)
-        });
-        publish::publish_if_changed(&self.pod_ranges, ranges.collect());
     }
 
     /// Applies the changes in an update. Doesn't write to the maps.
@@ -240,12 +222,6 @@ impl<M: SteeringMaps> SteeringReconciler<M> {
         }
         for (name, node) in &update.nodes {
             self.has_changed = true;
-            let rules = self.settings.rules.as_ref();
-            if let Some(node) = node
-                && rules.is_some_and(|rules| *rules.own_node == *name.name)
-            {
-                self.publish_pod_ranges(node);
-            }
             match node {
                 Some(node) => self.nodes.insert(name.clone(), Arc::clone(node)),
                 None => self.nodes.remove(name),

@@ -14,7 +14,8 @@ use crate::{
     affinity::{Affinity, AffinityKey},
     packet::{Family, TcpFlags},
     service::{
-        Algorithm, Backend, BackendState, FrontendKey, IndexRange, InlineBackend, Slot, SourceRange,
+        Algorithm, Backend, BackendState, Frontend, FrontendKey, IndexRange, InlineBackend, Slot,
+        SourceRange,
     },
 };
 
@@ -45,7 +46,8 @@ pub(super) struct Node {
     pub(super) capacity: Cell<usize>,
     /// The ports of the node that are in use by sockets.
     pub(super) taken: RefCell<Vec<u16>>,
-    pub(super) must_masquerade: bool,
+    pub(super) masquerades_all: bool,
+    pub(super) local_ranges: Vec<SourceRange>,
     pub(super) now: Cell<u32>,
     numbers: Cell<u32>,
     run: RefCell<Run>,
@@ -84,7 +86,8 @@ impl Node {
             flows: RefCell::default(),
             capacity: Cell::new(1000),
             taken: RefCell::default(),
-            must_masquerade: false,
+            masquerades_all: false,
+            local_ranges: Vec::new(),
             now: Cell::new(1000),
             numbers: Cell::new(1),
             run: RefCell::new(Run::new_zeroed()),
@@ -103,6 +106,18 @@ impl Node {
             })));
         }
         node
+    }
+
+    /// Sets the flags for packets of all frontends.
+    pub(super) fn set_packet_flags(&mut self, flags: u8) {
+        for frontend in &mut self.frontends {
+            frontend.packet_flags = flags;
+        }
+    }
+
+    /// Makes the node masquerade all packets.
+    pub(super) fn masquerade(&mut self) {
+        self.set_packet_flags(Frontend::MASQUERADE);
     }
 
     pub(super) fn wait(&self, seconds: u32) {
@@ -253,15 +268,16 @@ impl Flows for Node {
         self.flows.borrow_mut().remove(&key_bytes(key)).is_some()
     }
 
-    fn recent_flow(&self, position: u32) -> Option<&FlowKey> {
-        let recent = self.recent.borrow();
-        let length = u32::try_from(recent.len())
-            .ok()
-            .filter(|length| *length != 0)?;
-        Some(recent[(position % length) as usize])
+    fn recent_flow(&self, index: u32) -> Option<&FlowKey> {
+        self.recent.borrow().get(index as usize).copied()
     }
 
-    fn record_recent_flow(&self, _: u32, key: &FlowKey) {
+    fn recent_index(&self, _: bool, age: u32) -> u32 {
+        let length = u32::try_from(self.recent.borrow().len()).expect("few");
+        (length.wrapping_sub(1).wrapping_sub(age)) % length.max(1)
+    }
+
+    fn record_recent_flow(&self, key: &FlowKey) {
         self.recent.borrow_mut().push(Box::leak(Box::new(*key)));
     }
 
@@ -273,8 +289,12 @@ impl Flows for Node {
         Timeouts::DEFAULT
     }
 
-    fn must_masquerade(&self, _: &Frontend, _: Address) -> bool {
-        self.must_masquerade
+    fn local_range(&self, index: u32) -> Option<&SourceRange> {
+        self.local_ranges.get(index as usize)
+    }
+
+    fn masquerades_all(&self) -> bool {
+        self.masquerades_all
     }
 
     fn may_keep_port(&self, _: Port) -> bool {

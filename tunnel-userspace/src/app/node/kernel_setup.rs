@@ -16,7 +16,8 @@ use tunnel_common::{
 };
 
 use super::{
-    attachment_check::HEARTBEAT_CHECKS, locks::Locks, start_timer::StartTimer, steering_rules,
+    attachment_check::HEARTBEAT_CHECKS, locks::Locks, masquerade_ports, start_timer::StartTimer,
+    steering_rules,
 };
 use crate::{
     admin::{Getter, NodeSetup, NodeViews, TunnelView},
@@ -31,7 +32,7 @@ use crate::{
         StrayPrograms,
     },
     clock::since_boot,
-    config::{self, Config, PacketsConfig},
+    config::{self, Config, ServiceConfig},
     error_chain::chain,
     model::ClusterUpdate,
     net::Listeners,
@@ -81,10 +82,13 @@ fn map_sizes(config: &Config) -> MapSizes {
 }
 
 /// Returns the settings of the programs that translate packets, or `None` if they are off.
-fn packet_settings(config: &PacketsConfig) -> Option<PacketSettings> {
+fn packet_settings(service: &ServiceConfig) -> Option<PacketSettings> {
+    let config = &service.packets;
     config.enabled.then(|| PacketSettings {
+        timeouts: config.timeouts.for_programs(),
+        ports: config.port_range().unwrap_or_else(masquerade_ports::choose),
         refusals_per_second: config.refusals_per_second,
-        ..PacketSettings::default()
+        masquerade_all: service.masquerade_all,
     })
 }
 
@@ -106,7 +110,7 @@ impl KernelSetup {
         let switches = ProgramSettings {
             own_mark: config.tunnel.socket_mark,
             prefixes: prefixes.clone(),
-            packets: packet_settings(&config.service.packets),
+            packets: packet_settings(&config.service),
         };
         let data_path = DataPath::load(&pins, map_sizes(config), features, &switches, since_boot())
             .map_err(failed("cannot load the data path"))?;

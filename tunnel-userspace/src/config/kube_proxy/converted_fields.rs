@@ -50,6 +50,28 @@ pub(super) struct KubeProxyFile {
     pub(super) detect_local_mode: String,
     #[serde(rename = "clusterCIDR")]
     pub(super) cluster_cidr: String,
+    pub(super) detect_local: DetectLocalSection,
+    pub(super) conntrack: ConntrackSection,
+}
+
+/// The `detectLocal` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct DetectLocalSection {
+    pub(super) bridge_interface: String,
+    pub(super) interface_name_prefix: String,
+}
+
+/// The `conntrack` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ConntrackSection {
+    pub(super) max_per_core: Option<u32>,
+    pub(super) min: Option<u32>,
+    pub(super) tcp_established_timeout: Option<String>,
+    pub(super) tcp_close_wait_timeout: Option<String>,
+    pub(super) udp_timeout: Option<String>,
+    pub(super) udp_stream_timeout: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -77,6 +99,8 @@ pub(super) enum Mode {
 pub(super) struct RulesSection {
     pub(super) localhost_node_ports: Option<bool>,
     pub(super) masquerade_all: bool,
+    #[serde(rename = "snatNodeInternalIP")]
+    pub(super) snat_node_internal_ip: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]

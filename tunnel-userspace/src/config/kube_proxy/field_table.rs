@@ -10,14 +10,10 @@ use super::value_formats::is_default;
 /// effect.
 type UnusedField = (&'static str, &'static [&'static str], &'static str);
 
-const CONVERTED_FOR_PACKET_PATH: &str =
-    "converted, but only the packet path will use it, which is not implemented yet";
-const FOR_PACKET_PATH: &str = "only the packet path will use it, which is not implemented yet";
 const AT_ONCE: &str =
     "changes are written at once, and the maps are checked every service.fullSyncInterval";
 const NO_RESYNC: &str = "known objects are not processed again periodically";
 const NO_PACKET_MARK: &str = "no packet is marked";
-const NO_NAT: &str = "translation at the socket keeps the source address";
 const NO_IPVS: &str = "IPVS is not used";
 const NO_CONNTRACK: &str = "Culvert does not change the kernel's conntrack settings";
 const JSON: &str = "requests ask for JSON";
@@ -41,6 +37,19 @@ const CONVERTED: &[&str] = &[
     "iptables.localhostNodePorts",
     "ipvs.scheduler",
     "nodePortAddresses",
+    "detectLocalMode",
+    "detectLocal.bridgeInterface",
+    "detectLocal.interfaceNamePrefix",
+    "clusterCIDR",
+    "iptables.masqueradeAll",
+    "iptables.snatNodeInternalIP",
+    "nftables.masqueradeAll",
+    "conntrack.maxPerCore",
+    "conntrack.min",
+    "conntrack.tcpEstablishedTimeout",
+    "conntrack.tcpCloseWaitTimeout",
+    "conntrack.udpTimeout",
+    "conntrack.udpStreamTimeout",
 ];
 
 /// Fields that have no effect, and whose zero value (`""`, 0, false, `[]`, `0s`) also stands for the default.
@@ -61,8 +70,6 @@ const UNUSED: &[UnusedField] = &[
     ("bindAddressHardFail", &[], BIND_RETRIED),
     ("enableProfiling", &[], "there is no /debug/pprof"),
     ("showHiddenMetricsForVersion", &[], "no metric is hidden"),
-    ("iptables.masqueradeAll", &[], CONVERTED_FOR_PACKET_PATH),
-    ("iptables.snatNodeInternalIP", &[], NO_NAT),
     ("iptables.syncPeriod", &["30s"], AT_ONCE),
     ("iptables.minSyncPeriod", &["1s"], AT_ONCE),
     ("ipvs.syncPeriod", &["30s"], AT_ONCE),
@@ -72,7 +79,6 @@ const UNUSED: &[UnusedField] = &[
     ("ipvs.tcpTimeout", &[], NO_IPVS),
     ("ipvs.tcpFinTimeout", &[], NO_IPVS),
     ("ipvs.udpTimeout", &[], NO_IPVS),
-    ("nftables.masqueradeAll", &[], CONVERTED_FOR_PACKET_PATH),
     ("nftables.syncPeriod", &["30s"], AT_ONCE),
     ("nftables.minSyncPeriod", &["1s"], AT_ONCE),
     ("winkernel.networkName", &[], WINDOWS),
@@ -80,17 +86,7 @@ const UNUSED: &[UnusedField] = &[
     ("winkernel.enableDSR", &[], WINDOWS),
     ("winkernel.rootHnsEndpointName", &[], WINDOWS),
     ("winkernel.forwardHealthCheckVip", &[], WINDOWS),
-    (
-        "detectLocalMode",
-        &["ClusterCIDR"],
-        CONVERTED_FOR_PACKET_PATH,
-    ),
-    ("detectLocal.bridgeInterface", &[], FOR_PACKET_PATH),
-    ("detectLocal.interfaceNamePrefix", &[], FOR_PACKET_PATH),
-    ("clusterCIDR", &[], CONVERTED_FOR_PACKET_PATH),
     ("conntrack.tcpBeLiberal", &[], NO_CONNTRACK),
-    ("conntrack.udpTimeout", &[], NO_CONNTRACK),
-    ("conntrack.udpStreamTimeout", &[], NO_CONNTRACK),
     ("configSyncPeriod", &["15m"], NO_RESYNC),
     ("portRange", &[], "kube-proxy does not use it either"),
     ("windowsRunAsService", &[], WINDOWS),
@@ -101,10 +97,6 @@ const UNUSED_NONZERO_DEFAULT: &[UnusedField] = &[
     ("iptables.masqueradeBit", &["14"], NO_PACKET_MARK),
     ("nftables.masqueradeBit", &["14"], NO_PACKET_MARK),
     ("oomScoreAdj", &["-999"], SET_ELSEWHERE),
-    ("conntrack.maxPerCore", &["32768"], NO_CONNTRACK),
-    ("conntrack.min", &["131072"], NO_CONNTRACK),
-    ("conntrack.tcpEstablishedTimeout", &["24h"], NO_CONNTRACK),
-    ("conntrack.tcpCloseWaitTimeout", &["1h"], NO_CONNTRACK),
 ];
 
 /// Returns the paths of all known fields.

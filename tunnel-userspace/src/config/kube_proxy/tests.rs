@@ -1,8 +1,11 @@
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use super::*;
 use crate::{
-    config::{Config, ConfigError, DetectLocal, INVALID_NODE_NAME, parse_yaml, tests::rows},
+    config::{
+        Config, ConfigError, DetectLocal, FlowTimeouts, INVALID_NODE_NAME, MasqueradeAddress,
+        parse_yaml, tests::rows,
+    },
     model::{Algorithm, NodeAddresses},
 };
 
@@ -41,17 +44,11 @@ fn refusal(text: &str) -> FieldError {
 }
 
 #[test]
-fn the_file_of_kubeadm_is_converted_with_one_warning() {
+fn the_file_of_kubeadm_is_converted_without_a_warning() {
     let meaning = convert(&file(KUBEADM), Path::new("/")).expect("good");
     let config = Config::from_value(meaning.config).expect("good");
 
-    let warnings: Vec<_> = meaning.warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(
-        warnings,
-        [
-            "clusterCIDR: converted, but only the packet path will use it, which is not implemented yet"
-        ]
-    );
+    assert_eq!(meaning.warnings, []);
     let plain = Config::parse(
         "source: { kube: { kubeconfig: /var/lib/kube-proxy/kubeconfig.conf } }\n\
          service: { clusterCIDRs: [10.244.0.0/16, 'fd00:10:244::/56'], nodeAddresses: serve }",
@@ -124,7 +121,7 @@ fn each_field_with_an_equivalent_is_converted() {
 }
 
 #[test]
-fn fields_for_the_packet_path_are_converted_with_a_warning() {
+fn fields_for_packets_are_converted() {
     let fields = "detectLocalMode: NodeCIDR, clusterCIDR: 10.0.0.0/8, \
                   mode: nftables, nftables: { masqueradeAll: true }";
     let service = converted_config(fields).service;
@@ -132,14 +129,46 @@ fn fields_for_the_packet_path_are_converted_with_a_warning() {
     assert_eq!(service.detect_local, DetectLocal::NodeCidr);
     assert_eq!(service.cluster_cidrs, ["10.0.0.0/8"]);
     assert!(service.masquerade_all);
-    assert_eq!(
-        warned_fields(fields),
-        ["clusterCIDR", "detectLocalMode", "nftables.masqueradeAll"]
-    );
+    assert_eq!(warned_fields(fields), Vec::<String>::new());
     // Only the section for the selected mode applies.
     let masquerades = |fields: &str| converted_config(fields).service.masquerade_all;
     assert!(!masquerades("nftables: { masqueradeAll: true }"));
     assert!(masquerades("iptables: { masqueradeAll: true }"));
+
+    let fields = "detectLocalMode: BridgeInterface, \
+                  detectLocal: { bridgeInterface: cni0, interfaceNamePrefix: lxc }, \
+                  iptables: { snatNodeInternalIP: true }";
+    let service = converted_config(fields).service;
+    assert_eq!(service.detect_local, DetectLocal::BridgeInterface);
+    assert_eq!(service.bridge_interface, "cni0");
+    assert_eq!(service.interface_name_prefix, "lxc");
+    assert_eq!(service.packets.address, MasqueradeAddress::Node);
+}
+
+#[test]
+fn the_limit_and_timeouts_of_conntrack_become_those_of_flows() {
+    let fields = "conntrack: { tcpEstablishedTimeout: 2h0m0s, tcpCloseWaitTimeout: 30m, \
+                  udpTimeout: 0s, udpStreamTimeout: 5m }";
+    let timeouts = converted_config(fields).service.packets.timeouts;
+    let wanted = FlowTimeouts {
+        tcp_established: Duration::from_secs(7200),
+        tcp_half_closed: Duration::from_secs(1800),
+        udp_answered: Duration::from_secs(300),
+        ..FlowTimeouts::default()
+    };
+    assert_eq!(timeouts, wanted);
+
+    let flows = |fields: &str| converted_config(fields).bpf.maps.flows;
+    let default = Config::default().bpf.maps.flows;
+    assert_eq!(flows("conntrack: { maxPerCore: 1, min: 200000 }"), 200_000);
+    assert_eq!(flows("conntrack: { maxPerCore: 4294967295 }"), 1 << 24);
+    for fields in [
+        "conntrack: {}",
+        "conntrack: { maxPerCore: 0, min: 7 }",
+        "mode: ipvs",
+    ] {
+        assert_eq!(flows(fields), default, "{fields}");
+    }
 }
 
 #[test]
@@ -172,13 +201,9 @@ fn each_field_without_effect_gets_one_warning_unless_it_has_its_default() {
         mode: nftables, iptables: { localhostNodePorts: false } => iptables.localhostNodePorts
         nodePortAddresses: [all], iptables: { localhostNodePorts: false } => iptables.localhostNodePorts
         winkernel: { enableDSR: true } => winkernel.enableDSR
-        detectLocal: { bridgeInterface: cni0 } => detectLocal.bridgeInterface
         oomScoreAdj: -999 =>
         oomScoreAdj: 0 => oomScoreAdj
-        conntrack: { maxPerCore: 32768, min: 131072 } =>
-        conntrack: { maxPerCore: 0 } => conntrack.maxPerCore
-        conntrack: { tcpEstablishedTimeout: 24h0m0s, tcpCloseWaitTimeout: 1h } =>
-        conntrack: { tcpEstablishedTimeout: 0s } => conntrack.tcpEstablishedTimeout
+        conntrack: { tcpBeLiberal: true } => conntrack.tcpBeLiberal
         configSyncPeriod: 15m0s =>
         configSyncPeriod: 1m => configSyncPeriod
         portRange: 1-2 => portRange
@@ -226,6 +251,11 @@ fn another_kind_or_version_and_invalid_values_are_refused_with_their_field() {
         iptables: { localhostNodePorts: 1 } => iptables.localhostNodePorts
         detectLocalMode: Guess => detectLocalMode
         clusterCIDR: '10.0.0.0/8,x' => clusterCIDR
+        conntrack: { udpTimeout: 5 } => conntrack.udpTimeout
+        conntrack: { udpTimeout: 5d } => conntrack.udpTimeout
+        conntrack: { udpTimeout: -5s } => conntrack.udpTimeout
+        conntrack: { tcpEstablishedTimeout: 1ms } => conntrack.tcpEstablishedTimeout
+        conntrack: { min: -1 } => conntrack.min
         hostnameOverride: 7 => hostnameOverride
         clientConnection: { kubeconfig: [] } => clientConnection.kubeconfig";
     for (fields, field) in rows(table) {
@@ -258,7 +288,7 @@ fn fields_of_our_own_file_override_those_of_kube_proxy() {
     let own = "nodeName: own\nservice: { algorithm: random }\nsource: { kube: null, file: null }\n";
     let theirs = format!(
         "{FILE_TYPE}hostnameOverride: theirs\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\n\
-         healthzBindAddress: 127.0.0.1\n"
+         healthzBindAddress: 127.0.0.1\nipvs: {{ strictARP: true }}\n"
     );
     let (_directory, paths) = directory(&[("own.yaml", own), ("theirs.yaml", &theirs)]);
 
@@ -316,7 +346,7 @@ fn check_file_distinguishes_our_own_file_from_that_of_kube_proxy() {
     ]);
     let check = |at: usize| Config::check_file(&paths[at]).map_err(|error| error.to_string());
 
-    assert_eq!(check(0).expect("good").len(), 1);
+    assert_eq!(check(0).expect("good"), []);
     assert_eq!(check(1).expect("good"), []);
     let older = check(2).expect_err("refused");
     assert!(older.contains("older.yaml: apiVersion"), "{older}");

@@ -50,7 +50,7 @@ fn is_zero(value: &Value) -> bool {
 }
 
 /// Parses a duration in Go's format, such as `24h0m0s`, `1m30s` or `250ms`.
-fn parse_go_duration(text: &str) -> Option<SignedDuration> {
+pub(super) fn parse_go_duration(text: &str) -> Option<SignedDuration> {
     text.parse().ok()
 }
 

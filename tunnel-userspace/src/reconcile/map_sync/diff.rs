@@ -144,8 +144,12 @@ impl<'a> RecordBuilder<'a> {
         let skips_sockets = plan.socket_translation_disabled || frontend.has_listener;
         let is_restricted = plan.is_restricted(frontend);
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-        // kube-proxy, too, masquerades only what the external policy may send to other nodes.
-        let is_masqueraded = frontend.kind != FrontendKind::ClusterIp && !packets;
+        // As in kube-proxy, policy Local applies to external traffic only, and is not masqueraded.
+        let sender_flags = match (frontend.kind, packets) {
+            (FrontendKind::ClusterIp, _) => Frontend::MASQUERADE_FOREIGN,
+            (_, false) => Frontend::MASQUERADE,
+            (_, true) => Frontend::SHORT_CIRCUIT,
+        };
         let admits_host = is_restricted.then_some(frontend.admits_host);
         let flags = flag(sockets, Frontend::SOCKETS_LOCAL)
             | flag(packets, Frontend::PACKETS_LOCAL)
@@ -159,7 +163,7 @@ impl<'a> RecordBuilder<'a> {
             cluster: self.cluster,
             algorithm: plan.algorithm,
             flags,
-            packet_flags: flag(is_masqueraded, Frontend::MASQUERADE),
+            packet_flags: sender_flags | flag(frontend.has_listener, Frontend::NOT_PACKETS),
             reserved: 0,
             inline_backends: if sockets { of_local } else { of_cluster },
             local: self.local,

@@ -1,0 +1,205 @@
+//! The section `service.packets`.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tunnel_common::flow::Timeouts;
+
+use super::FieldError;
+use crate::duration::{self, DisplayDuration};
+
+/// The maximum timeout of an idle flow.
+const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 86_400);
+
+/// The lowest port that may stand for a client.
+const FIRST_PORT: u16 = 1024;
+
+/// The settings for packets that arrive from outside this node, and for their replies.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct PacketsConfig {
+    /// True if packets that arrive on uplinks and are addressed to Services are translated.
+    pub enabled: bool,
+    /// The address of this node that stands for masqueraded clients.
+    pub address: MasqueradeAddress,
+    /// The ports that stand for masqueraded clients: `auto`, or the first and the last one, such as `1024-29999`.
+    pub ports: String,
+    /// The maximum number of refused packets that are answered each second by a reset or an ICMP error.
+    pub refusals_per_second: u32,
+    /// The times after which idle flows end.
+    pub timeouts: FlowTimeouts,
+}
+
+impl Default for PacketsConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            address: MasqueradeAddress::default(),
+            ports: AUTO.to_owned(),
+            refusals_per_second: 1000,
+            timeouts: FlowTimeouts::default(),
+        }
+    }
+}
+
+/// The value of `ports` for which the daemon chooses the ports.
+const AUTO: &str = "auto";
+
+/// The address of this node that stands for masqueraded clients.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MasqueradeAddress {
+    /// The address of the link by which the packets leave.
+    #[default]
+    Link,
+    /// The first `InternalIP` of each family in the Node object.
+    Node,
+}
+
+/// The times after which idle flows end.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct FlowTimeouts {
+    /// For a TCP connection that has been answered.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub tcp_established: Duration,
+    /// For a TCP connection that one end has closed.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub tcp_half_closed: Duration,
+    /// For a TCP connection that has not been answered.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub tcp_half_open: Duration,
+    /// For a TCP connection that both ends have closed.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub tcp_closing: Duration,
+    /// For a TCP connection that was reset.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub tcp_closed: Duration,
+    /// For UDP without an answer.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub udp: Duration,
+    /// For UDP with packets in both directions.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub udp_answered: Duration,
+}
+
+impl Default for FlowTimeouts {
+    fn default() -> Self {
+        let Timeouts {
+            closed,
+            closing,
+            half_open,
+            unanswered,
+            answered,
+            half_closed,
+            established,
+        } = Timeouts::DEFAULT;
+        let seconds = |number: u32| Duration::from_secs(number.into());
+        Self {
+            tcp_established: seconds(established),
+            tcp_half_closed: seconds(half_closed),
+            tcp_half_open: seconds(half_open),
+            tcp_closing: seconds(closing),
+            tcp_closed: seconds(closed),
+            udp: seconds(unanswered),
+            udp_answered: seconds(answered),
+        }
+    }
+}
+
+impl FlowTimeouts {
+    /// Returns the timeouts for the programs. They are at most 30 days, as [`PacketsConfig::check`] ensures.
+    #[must_use]
+    pub fn for_programs(&self) -> Timeouts {
+        let seconds = |timeout: Duration| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
+        Timeouts {
+            closed: seconds(self.tcp_closed),
+            closing: seconds(self.tcp_closing),
+            half_open: seconds(self.tcp_half_open),
+            unanswered: seconds(self.udp),
+            answered: seconds(self.udp_answered),
+            half_closed: seconds(self.tcp_half_closed),
+            established: seconds(self.tcp_established),
+        }
+    }
+
+    fn by_key(&self) -> [(&'static str, Duration); 7] {
+        [
+            ("tcpEstablished", self.tcp_established),
+            ("tcpHalfClosed", self.tcp_half_closed),
+            ("tcpHalfOpen", self.tcp_half_open),
+            ("tcpClosing", self.tcp_closing),
+            ("tcpClosed", self.tcp_closed),
+            ("udp", self.udp),
+            ("udpAnswered", self.udp_answered),
+        ]
+    }
+}
+
+impl PacketsConfig {
+    /// Returns the configured ports that stand for clients, or `None` if the daemon chooses them.
+    #[must_use]
+    pub fn port_range(&self) -> Option<(u16, u16)> {
+        parse_ports(&self.ports)
+    }
+
+    pub(super) fn check(&self) -> Result<(), FieldError> {
+        if self.ports != AUTO && self.port_range().is_none() {
+            let reason = format!(
+                "`{}` is neither `auto` nor a range from {FIRST_PORT} to {}, such as 1024-29999",
+                self.ports,
+                u16::MAX
+            );
+            return Err(("service.packets.ports".to_owned(), reason));
+        }
+        let bounds = Duration::from_secs(1)..=MAX_TIMEOUT;
+        for (key, timeout) in self.timeouts.by_key() {
+            if !bounds.contains(&timeout) || timeout.subsec_nanos() != 0 {
+                let reason = format!(
+                    "must be a number of seconds from 1s to {}, but is {}",
+                    DisplayDuration(MAX_TIMEOUT),
+                    DisplayDuration(timeout)
+                );
+                return Err((format!("service.packets.timeouts.{key}"), reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parses a range of ports such as `1024-29999`.
+fn parse_ports(text: &str) -> Option<(u16, u16)> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (FIRST_PORT <= first && first <= last).then_some((first, last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_ports_has_a_first_and_a_last_port() {
+        assert_eq!(parse_ports("1024-29999"), Some((1024, 29_999)));
+        assert_eq!(parse_ports("61000 - 65535"), Some((61_000, 65_535)));
+        for text in [
+            "auto",
+            "1023-2000",
+            "3000-2000",
+            "1024-65536",
+            "1024",
+            "-",
+            "",
+        ] {
+            assert_eq!(parse_ports(text), None, "{text}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Packets from a client outside the node, which meet no socket hook of it: they reach the Service at each of its
 //! addresses, and the replies come from the address that the client dialled.
 
+mod flows;
 mod order;
 mod refusals;
 
@@ -12,12 +13,15 @@ use tunnel_tests::{
     manifest::{NodeObject, Service},
     node_network::{OUTSIDE_V4, OUTSIDE_V6},
     sandbox::{RESPONSE_TIMEOUT, Sandbox},
+    wait,
 };
 
 use crate::{
     fixture::{Scene, WEB},
     service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP, configured},
-    support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq, run},
+    support::{
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq, run,
+    },
 };
 
 const ENABLED: &str = "packets: { enabled: true }";
@@ -209,11 +213,10 @@ fn a_client_in_the_range_of_pods_is_local_and_others_are_masqueraded_on_cluster_
     }
     // The policy is for external traffic. The replies would not pass this node without a masquerade.
     scene.program(service("Local").backends(REMOTE.ips()))?;
+    let is_dropped = || Dialer::V4.connect(outside, HOST, NODE_HTTP).is_err();
+    wait::until(CHANGE_TIMEOUT, is_dropped).context("an external client reached policy Local")?;
     let reached = expect_reached(&remote, &backend, (HOST, ADDRESSES[1].2), HOST.ips());
-    reached.context("policy Local, from a pod")?;
-    let refused = Dialer::V4.connect(outside, HOST, NODE_HTTP);
-    ensure!(refused.is_err(), "an external client reached policy Local");
-    Ok(())
+    reached.context("policy Local, from a pod")
 }
 
 #[test]

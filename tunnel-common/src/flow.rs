@@ -273,6 +273,33 @@ pub enum Phase {
     Established,
 }
 
+impl Phase {
+    /// All phases.
+    pub const ALL: [Self; 7] = [
+        Self::Closed,
+        Self::Closing,
+        Self::HalfOpen,
+        Self::Unanswered,
+        Self::Answered,
+        Self::HalfClosed,
+        Self::Established,
+    ];
+
+    /// Returns the name used in tables and metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Closing => "closing",
+            Self::HalfOpen => "half_open",
+            Self::Unanswered => "unanswered",
+            Self::Answered => "answered",
+            Self::HalfClosed => "half_closed",
+            Self::Established => "established",
+        }
+    }
+}
+
 /// Value of the map `flows`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]

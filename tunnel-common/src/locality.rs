@@ -12,7 +12,7 @@ pub const UNUSED: SourceRange = SourceRange {
     last: Address::UNSPECIFIED,
 };
 
-/// Returns an entry of `local_ranges` for a family in which senders are told apart, but none that reaches an uplink is
+/// Returns an entry of `local_ranges` for a family in which senders are distinguished, but none that reaches an uplink is
 /// local: it contains only the loopback address, from which no packet is translated.
 #[must_use]
 pub const fn nobody(is_v4: bool) -> SourceRange {
@@ -31,7 +31,7 @@ pub const fn nobody(is_v4: bool) -> SourceRange {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Locality {
-    /// Senders of this family are not told apart.
+    /// Senders of this family are not distinguished.
     Unknown = 0,
     /// The sender is not local.
     Foreign = 1,
@@ -60,7 +60,7 @@ impl Locality {
     }
 
     /// Returns the locality of a sender, given the results of [`relation`] for all entries of `local_ranges`. Senders of a
-    /// family without ranges are not told apart.
+    /// family without ranges are not distinguished.
     #[inline(always)]
     #[must_use]
     pub fn of(relation: impl Fn(u32) -> u32) -> Self {

@@ -3,7 +3,9 @@
 //!
 //! - `node_routes`: the HTTP paths that each listener of `culvert node` serves
 //! - `agent_routes`: the HTTP paths that `culvert agent` serves
-//! - `service_list`: `/services`, which is created while the client reads it
+//! - `json_list`: responses that are created while the client reads them
+//! - `service_list`: `/services`
+//! - `flow_list`: `/flows`
 //! - `status`: `/status`
 //! - `metrics`: `/metrics`
 //! - `readiness`: `/readyz`, and the readiness check that the status, the metrics and the log share
@@ -22,17 +24,19 @@ mod connection_limit;
 #[cfg(test)]
 mod fixture;
 mod flood_filter;
+mod flow_list;
 mod health_check_node_ports;
 mod healthz;
 mod http_client;
 mod http_server;
+mod json_list;
 mod metrics;
 mod node_routes;
 mod readiness;
 mod service_list;
 mod status;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, io, time::Duration};
 
 use tokio::sync::watch;
 use tunnel_common::reason::Reason;
@@ -48,9 +52,10 @@ pub use self::{
 };
 use crate::{
     bpf::{AttachmentView, KernelLog},
+    flows::{FlowFilter, FlowView, FlowsView},
     identity::{CertificateState, DenyListState},
     listen::UnboundPorts,
-    net::NetworkView,
+    net::{NetworkView, PacketsView},
     reconcile::{PortCounterList, ReconcileStats, ServicePart},
     sockets::TerminatorView,
     source::SourceReport,
@@ -65,6 +70,12 @@ pub type ServiceParts = Box<dyn Iterator<Item = ServicePart> + Send>;
 
 /// A function that returns the parts of all Services, or only of those with the given name.
 pub type ListServices = Box<dyn Fn(Option<&str>) -> ServiceParts + Send + Sync>;
+
+/// Flows, each of which is read when it is requested.
+pub type FlowParts = Box<dyn Iterator<Item = io::Result<FlowView>> + Send>;
+
+/// A function that lists the flows that match a filter.
+pub type ListFlows = Box<dyn Fn(FlowFilter) -> FlowParts + Send + Sync>;
 
 /// A function that ends all sessions of a node, and returns how many there were.
 pub type EndSessions = Box<dyn Fn(&str) -> usize + Send + Sync>;
@@ -109,6 +120,12 @@ pub struct NodeViews {
     pub network: watch::Receiver<NetworkView>,
     /// The state of the task that terminates the sockets of removed backends.
     pub sockets: watch::Receiver<TerminatorView>,
+    /// The uplinks whose packets are translated.
+    pub packets: watch::Receiver<PacketsView>,
+    /// The number of flows, as of the last sweep.
+    pub flows: watch::Receiver<FlowsView>,
+    /// Lists flows.
+    pub list_flows: ListFlows,
     /// Lists the programmed state of all Services, or only of those with the given name.
     pub services: ListServices,
     /// The counters of the Service ports that have their own metrics.

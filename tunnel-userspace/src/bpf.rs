@@ -6,6 +6,7 @@
 //! - `migration`: replaces maps that have other sizes or an older layout
 //! - `map_spec`: a map's type, sizes and flags, as listed in the table or as reported by the kernel
 //! - `data_path`: loads the programs with the pinned maps
+//! - `flow_map`: the map of flows
 //! - `programs`: an object's loaded programs, shared by the modules that attach them
 //! - `attach`: attaches programs to the cgroup through pinned links
 //! - `attachment`: keeps the programs attached and pinned
@@ -33,6 +34,7 @@ mod btf;
 mod cgroup;
 mod data_path;
 mod directory_lock;
+mod flow_map;
 mod guard;
 mod heartbeat;
 mod kernel_log;
@@ -65,6 +67,7 @@ pub use self::{
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
     data_path::{DataPath, Globals, LoadError, OBJECT, PacketSettings, ProgramSettings},
+    flow_map::KernelFlows,
     guard::Guard,
     heartbeat::{DaemonHeartbeat, PinDirectoryId},
     kernel_log::{

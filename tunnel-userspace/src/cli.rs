@@ -3,6 +3,7 @@
 
 mod agent_status;
 mod ca;
+mod flows;
 mod node_status;
 mod nodes;
 mod rows;
@@ -21,6 +22,7 @@ use tokio::runtime::{Builder, Runtime};
 
 pub use self::{
     ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs},
+    flows::FlowsArgs,
     nodes::{NodesArgs, NodesCommand},
 };
 use crate::{
@@ -93,6 +95,8 @@ pub enum QueryCommand {
     Services(ServiceArgs),
     /// Show the endpoints of all Services: the backend sets they are in, or why they get no new connections.
     Backends(ServiceArgs),
+    /// Show the flows of packets from outside this node that are translated.
+    Flows(FlowsArgs),
     /// Show the edge nodes that this node's gateway knows, and their sessions. For a single node, also show the
     /// clients that hold the most streams. The subcommand end ends the sessions of a node.
     Nodes(NodesArgs),
@@ -270,6 +274,7 @@ impl QueryCommand {
         match self {
             Self::Status(args) => status(&args),
             Self::Nodes(args) => args.run(),
+            Self::Flows(args) => args.run(),
             Self::Services(args) if args.name.is_some() => args.run(service_tables::render_details),
             Self::Services(args) => args.run(service_tables::render),
             Self::Backends(args) => args.run(service_tables::render_backends),

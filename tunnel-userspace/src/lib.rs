@@ -12,6 +12,7 @@
 //! - [`reconcile`]: compares the desired contents of the maps with the actual ones, and writes the
 //!   differences
 //! - [`bpf`]: all code that uses aya or calls bpf(2)
+//! - [`flows`]: counts, lists and removes the flows of translated packets
 //! - [`identity`]: certificates for gateways and agents: the CA, the store that watches their files, and TLS
 //! - [`events`]: Kubernetes Events for problems that need an operator's attention
 //! - [`admin`]: the HTTP endpoints for status, metrics and health
@@ -44,6 +45,7 @@ mod duration;
 pub mod error_chain;
 pub mod events;
 pub mod file_descriptors;
+pub mod flows;
 pub mod fuzz;
 pub mod identity;
 pub mod k8s;

@@ -34,7 +34,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tracing::{info, warn};
-use tunnel_common::steering::Prefix;
+use tunnel_common::{addr::Address, steering::Prefix};
 
 use self::netlink::RouteSocket;
 pub(crate) use self::sock_diag::messages_in;
@@ -42,12 +42,14 @@ pub use self::{
     follower::{LinkClassifier, NetworkFollower, NetworkState},
     local_listeners::Listeners,
     netlink::NetError,
-    packets::{AddressPair, LocalSenders, PacketLinkSettings, PacketLinks, UplinkTranslation},
+    packets::{
+        AddressPair, LocalSenders, PacketLinkSettings, PacketLinks, PacketsView, UplinkTranslation,
+    },
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
     uplinks::{LinkSettings, PodRanges, matches_link},
 };
-use crate::{drain, error_chain::chain, publish};
+use crate::{drain, error_chain::chain, model::OwnNode, publish};
 
 /// The delay after a network change, during which further changes are collected.
 const CHANGE_DELAY: Duration = Duration::from_millis(20);
@@ -170,6 +172,14 @@ impl CheckSchedule {
     }
 }
 
+/// Returns the pod ranges in this node's Node object.
+fn pod_ranges_of(own_node: &OwnNode) -> Vec<Prefix> {
+    let ranges = own_node.pod_cidrs.iter();
+    ranges
+        .filter_map(|(network, length)| Prefix::containing(Address::from_ip(*network), *length))
+        .collect()
+}
+
 /// Guards the uplinks, and maintains the routes for the steering prefixes, as the node's network changes.
 pub struct NetworkSetup<K> {
     settings: NetworkSettings,
@@ -211,9 +221,10 @@ impl<K: UplinkGuard> NetworkSetup<K> {
     }
 
     /// Waits until the links are classified by the pod ranges in this node's Node object, or can't be read.
-    pub async fn wait_until_classified(&mut self, of_node: &[Prefix]) {
+    pub async fn wait_until_classified(&mut self, own_node: &OwnNode) {
+        let of_node = pod_ranges_of(own_node);
         let is_current =
-            |state: &NetworkState| state.pod_ranges.of_node == *of_node || state.problem.is_some();
+            |state: &NetworkState| state.pod_ranges.of_node == of_node || state.problem.is_some();
         // The follower ends only with the daemon.
         drop(self.network.wait_for(is_current).await);
     }

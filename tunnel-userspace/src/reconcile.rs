@@ -59,7 +59,7 @@ pub use self::{
     periodic_probe::DialProbe,
     port_problems::PortProblem,
     published_state::{
-        EndpointView, FrontendView, Histogram, PortCounterList, PortCounters, PortView,
+        EndpointView, FrontendView, Histogram, PortCounterList, PortCounters, PortNames, PortView,
         PublishedServices, ReconcileStats, ServicePart, ServiceView, SyncMetrics,
     },
     reconcile_loop::{ReconcileLoop, Updates},

@@ -1,7 +1,9 @@
 //! Turns a packet that is refused into the answer to it, and sends it back by the link that it came by.
 
 use aya_ebpf::{
-    bindings::{BPF_F_RECOMPUTE_CSUM, TC_ACT_REDIRECT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
+    bindings::{
+        __sk_buff, BPF_F_RECOMPUTE_CSUM, TC_ACT_REDIRECT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    },
     helpers::generated::{
         bpf_l4_csum_replace, bpf_redirect, bpf_skb_adjust_room, bpf_skb_change_tail,
         bpf_skb_load_bytes,
@@ -28,6 +30,18 @@ const ADDRESSES: usize = 6;
 /// or the packet can't be answered.
 #[inline(always)]
 pub(crate) fn refuse(ctx: &TcContext) -> i32 {
+    refuse_packet(ctx.skb.skb).cast_signed()
+}
+
+/// Does what [`refuse`] does. A separate function, because its headers would not fit into the caller's stack frame.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn refuse_packet(ctx: *mut __sk_buff) -> u32 {
+    refuse_or_drop(&TcContext::new(ctx)).cast_unsigned()
+}
+
+#[inline(always)]
+fn refuse_or_drop(ctx: &TcContext) -> i32 {
     let packet = KernelMaps.with_run(|run| run.packet());
     let answered = match packet {
         Some(packet) if refusal::is_answerable(&packet) && maps::may_answer() => {

@@ -66,6 +66,9 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         stats,
         heartbeat: watch::Sender::default().subscribe(),
         kernel_log: watch::channel(None).1,
+        packets: watch::Sender::default().subscribe(),
+        flows: watch::Sender::default().subscribe(),
+        list_flows: Box::new(|_| Box::new(std::iter::empty())),
         services: Box::new(|_| Box::new(std::iter::empty())),
         port_counts: Box::new(PortCounterList::default),
         attachment: watch::channel(AttachmentView {

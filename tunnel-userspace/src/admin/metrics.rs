@@ -138,6 +138,7 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     encode_reasons(out, views, &stats, &source, tunnel.counts)?;
     encode_maps(out, views, &stats)?;
     encode_programs(out, views, &stats)?;
+    encode_flows(out, views)?;
     let help = "Services";
     out.gauge("culvert_services", help, number(stats.services))?;
     let refused = source.problems.iter().filter(|problem| !problem.ignored);
@@ -220,18 +221,42 @@ fn encode_reasons(
     out.counters("culvert_reason", help, labelled)
 }
 
+fn encode_flows(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
+    let flows = views.flows.borrow().clone();
+    let states = flows.states.iter();
+    let states = states.map(|(state, n)| ([("state", state.as_str())], number(*n)));
+    let help = "Flows of packets that are translated";
+    out.gauges("culvert_flows", help, states)?;
+    let help = "1 if packets cannot be translated on all uplinks";
+    let has_problem = views.packets.borrow().problem.is_some() || flows.problem.is_some();
+    out.gauge("culvert_packets_error", help, has_problem)
+}
+
 fn encode_maps(
     out: &mut MetricsEncoder<'_>,
     views: &NodeViews,
     stats: &ReconcileStats,
 ) -> fmt::Result {
+    let flows = views.flows.borrow().clone();
+    // The size of the map of flows is a number of flows, but a flow has several entries.
+    let flow_map = [(
+        MapSize::Flows.label(),
+        flows.entries,
+        f64::from(flows.capacity),
+    )];
+    let flow_map = flow_map
+        .into_iter()
+        .filter(|(_, _, capacity)| *capacity > 0.0);
     let maps = used_entries(stats).map(|(size, used)| (size.label(), size, used));
     let used = maps.clone();
     let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
+    let of_flows = flow_map.clone();
+    let used = used.chain(of_flows.map(|(map, used, _)| ([("map", map)], number(used))));
     out.gauges("culvert_map_entries", "Entries in use", used)?;
     let sizes = &views.setup.maps;
     let capacities = |size: MapSize| sizes.get(size.key()).copied().map_or(0.0, f64::from);
     let capacities = maps.map(|(map, size, _)| ([("map", map)], capacities(size)));
+    let capacities = capacities.chain(flow_map.map(|(map, _, all)| ([("map", map)], all)));
     let help = "The capacity in entries";
     out.gauges("culvert_map_capacity_entries", help, capacities)?;
     let refused = stats.problems.iter();

@@ -8,11 +8,14 @@ use tokio::task::spawn_blocking;
 use tracing::info;
 
 use super::{
-    NodeViews, healthz,
+    NodeViews,
+    flow_list::{self, FlowWriter},
+    healthz,
     http_server::{ResponseBody, Routes, json, text},
+    json_list::ListLimit,
     metrics,
     readiness::Readiness,
-    service_list::ListLimit,
+    service_list::ServiceWriter,
     status::NodeStatus,
 };
 
@@ -90,6 +93,7 @@ impl Routes for NodeRoutes {
             (NodeListener::Healthz, _) => return None,
             (_, "/status") => json(StatusCode::OK, &NodeStatus::of(&self.views)),
             (_, "/services") => self.services(query).await,
+            (_, "/flows") => self.flows(query).await,
             (_, "/nodes") => json(StatusCode::OK, &(self.views.tunnel)().nodes),
             (_, "/metrics") => self.metrics().await,
             (_, "/proxyMode") => text(StatusCode::OK, PROXY_MODE.to_owned()),
@@ -120,7 +124,19 @@ impl NodeRoutes {
         }
         let mut parameters = query.split('&');
         let name = parameters.find_map(|parameter| parameter.strip_prefix("name="));
-        self.lists.respond(|| (self.views.services)(name)).await
+        let parts = || ServiceWriter::new((self.views.services)(name));
+        self.lists.respond(parts).await
+    }
+
+    /// Responds with the flows that the query selects.
+    async fn flows(&self, query: &str) -> Response<ResponseBody> {
+        match flow_list::parse_query(query) {
+            Ok(filter) => {
+                let flows = || FlowWriter::new((self.views.list_flows)(filter));
+                self.lists.respond(flows).await
+            }
+            Err(reason) => text(StatusCode::BAD_REQUEST, format!("{reason}\n")),
+        }
     }
 
     /// Responds with the metrics. They are rendered on a blocking thread, because rendering those of very many

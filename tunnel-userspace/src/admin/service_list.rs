@@ -1,78 +1,15 @@
-//! The response to `/services`. It is created while the client reads it, since the list can take hundreds of
-//! megabytes.
+//! The list of Services, the response to `/services`.
 
-use std::{io, sync::Arc, time::Duration};
-
-use bytes::Bytes;
-use futures_util::stream;
-use http_body_util::{BodyExt as _, StreamBody};
-use hyper::{Response, StatusCode, body::Frame};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task::spawn_blocking,
-    time::timeout,
-};
+use std::io;
 
 use super::{
     ServiceParts,
-    http_server::{ResponseBody, respond_with, text},
+    json_list::{CHUNK_BYTES, ListWriter},
 };
 use crate::reconcile::ServicePart;
 
-/// The size at which a chunk of the response is sent. A chunk is larger by at most one port.
-const CHUNK_BYTES: usize = 64 << 10;
-
-/// The maximum number of lists that are sent at a time.
-const MAX_LISTS: usize = 4;
-
-/// The maximum time that a request waits until fewer lists are being sent.
-const MAX_WAIT: Duration = Duration::from_secs(5);
-
-/// Limits the number of lists that a listener sends at a time.
-#[derive(Clone, Debug)]
-pub(super) struct ListLimit(Arc<Semaphore>);
-
-impl Default for ListLimit {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_LISTS)))
-    }
-}
-
-impl ListLimit {
-    /// Responds with a list of Services, or with an error if too many lists are being sent.
-    pub(super) async fn respond(
-        &self,
-        parts: impl FnOnce() -> ServiceParts + Send,
-    ) -> Response<ResponseBody> {
-        let permit = timeout(MAX_WAIT, Arc::clone(&self.0).acquire_owned()).await;
-        let Ok(Ok(permit)) = permit else {
-            let body = format!(
-                "{MAX_LISTS} clients are reading lists of Services, which is the maximum; try again later\n"
-            );
-            return text(StatusCode::SERVICE_UNAVAILABLE, body);
-        };
-        let body = body(ListWriter::new(parts()), permit);
-        respond_with(StatusCode::OK, "application/json", body)
-    }
-}
-
-/// Returns a body whose chunks are created one by one, each when the client is ready to receive it. Chunks are
-/// created on a blocking thread, because reading the counters of many ports would delay other tasks.
-fn body(writer: ListWriter, permit: OwnedSemaphorePermit) -> ResponseBody {
-    let chunks = stream::try_unfold((writer, permit), |(mut writer, permit)| async move {
-        let next = spawn_blocking(move || {
-            let chunk = writer.next_chunk();
-            (writer, chunk)
-        });
-        let (writer, chunk) = next.await?;
-        let frame = chunk?.map(|chunk| Frame::data(Bytes::from(chunk)));
-        Ok::<_, io::Error>(frame.map(|frame| (frame, (writer, permit))))
-    });
-    StreamBody::new(chunks).boxed_unsync()
-}
-
 /// Writes a list of Services as a JSON array, in chunks.
-struct ListWriter {
+pub(super) struct ServiceWriter {
     /// The remaining parts, or `None` after the end of the list.
     parts: Option<ServiceParts>,
     /// The number of Services written so far.
@@ -81,31 +18,13 @@ struct ListWriter {
     has_port: bool,
 }
 
-impl ListWriter {
-    fn new(parts: ServiceParts) -> Self {
+impl ServiceWriter {
+    pub(super) fn new(parts: ServiceParts) -> Self {
         Self {
             parts: Some(parts),
             services: 0,
             has_port: false,
         }
-    }
-
-    /// Returns the next chunk, or `None` after the last one.
-    fn next_chunk(&mut self) -> serde_json::Result<Option<Vec<u8>>> {
-        let Some(mut parts) = self.parts.take() else {
-            return Ok(None);
-        };
-        let mut chunk = Vec::new();
-        while chunk.len() < CHUNK_BYTES {
-            let Some(part) = parts.next() else {
-                let end: &[u8] = if self.services > 0 { b"]}]" } else { b"[]" };
-                chunk.extend_from_slice(end);
-                return Ok(Some(chunk));
-            };
-            self.write(&mut chunk, &part)?;
-        }
-        self.parts = Some(parts);
-        Ok(Some(chunk))
     }
 
     /// Writes a part in the format of [`crate::reconcile::ServiceView`].
@@ -133,14 +52,42 @@ impl ListWriter {
     }
 }
 
+impl ListWriter for ServiceWriter {
+    fn next_chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let Some(mut parts) = self.parts.take() else {
+            return Ok(None);
+        };
+        let mut chunk = Vec::new();
+        while chunk.len() < CHUNK_BYTES {
+            let Some(part) = parts.next() else {
+                let end: &[u8] = if self.services > 0 { b"]}]" } else { b"[]" };
+                chunk.extend_from_slice(end);
+                return Ok(Some(chunk));
+            };
+            self.write(&mut chunk, &part)?;
+        }
+        self.parts = Some(parts);
+        Ok(Some(chunk))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
 
+    use http_body_util::BodyExt as _;
+    use hyper::{Response, StatusCode};
     use tokio::time::Instant;
 
     use super::*;
     use crate::{
+        admin::{
+            http_server::ResponseBody,
+            json_list::{ListLimit, MAX_LISTS, MAX_WAIT},
+        },
         model::ObjectName,
         reconcile::{PortView, ServiceView},
     };
@@ -166,7 +113,8 @@ mod tests {
 
     /// Responds with the given parts.
     async fn respond(limit: &ListLimit, parts: Vec<ServicePart>) -> Response<ResponseBody> {
-        limit.respond(|| Box::new(parts.into_iter())).await
+        let parts = Box::new(parts.into_iter());
+        limit.respond(|| ServiceWriter::new(parts)).await
     }
 
     #[tokio::test]
@@ -194,7 +142,7 @@ mod tests {
             }
         });
         let limit = ListLimit::default();
-        let response = limit.respond(|| Box::new(many)).await;
+        let response = limit.respond(|| ServiceWriter::new(Box::new(many))).await;
         let mut body = response.into_body();
         assert_eq!(created.load(Ordering::Relaxed), 0);
 

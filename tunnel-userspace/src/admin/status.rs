@@ -11,8 +11,9 @@ use super::{
 };
 use crate::{
     bpf::{AttachmentView, KernelLog},
+    flows::FlowsView,
     identity::{CertificateState, DenyListState},
-    net::NetworkView,
+    net::{NetworkView, PacketsView},
     reconcile::ReconcileStats,
     sockets::TerminatorView,
     tunnel::NodeView,
@@ -112,6 +113,12 @@ pub struct NodeStatus {
     pub programmed: ReconcileStats,
     /// The guarded uplinks and the steering routes; empty if steering is off.
     pub network: NetworkView,
+    /// The uplinks whose packets are translated.
+    #[serde(default)]
+    pub packets: PacketsView,
+    /// The flows of translated packets.
+    #[serde(default)]
+    pub flows: FlowsView,
     /// The state of the task that terminates the sockets of removed backends.
     #[serde(default)]
     pub sockets: TerminatorView,
@@ -155,6 +162,8 @@ impl NodeStatus {
             kernel_log: views.kernel_log.borrow().clone(),
             programmed: views.stats.borrow().clone(),
             network: views.network.borrow().clone(),
+            packets: views.packets.borrow().clone(),
+            flows: views.flows.borrow().clone(),
             sockets: views.sockets.borrow().clone(),
             nodes: tunnel.nodes,
             identity: tunnel.identity,

@@ -1,6 +1,7 @@
 //! `culvert node`: starts a node's service proxy, and the tunnel's gateway and ingress.
 
 mod attachment_check;
+mod flow_sweeper;
 mod kernel_setup;
 mod locks;
 mod masquerade_ports;
@@ -27,10 +28,10 @@ use crate::{
     bpf::{Attachment, DataPath, Guard},
     config::{Config, DetectLocal, MasqueradeAddress},
     events,
-    model::{ClusterUpdate, ObjectName, OwnNode},
+    model::{ClusterUpdate, ObjectName, ObjectWarning, OwnNode},
     net::{
-        self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, UplinkGuard as _,
-        UplinkTranslation as _,
+        self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, PacketsView,
+        UplinkGuard as _, UplinkTranslation as _,
     },
     plan::SteeringRules,
     reconcile,
@@ -93,9 +94,14 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let mut tunnel = NodeTunnel::open(&config, &mut tasks);
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
     let (drain_view, stopping) = watch::channel(None);
+    let packets = watch::Sender::default();
+    let flows = flow_sweeper::start(&config, &kernel, &mut tasks)?;
     let views = Arc::new(NodeViews {
         network,
         sockets: sockets.subscribe(),
+        packets: packets.subscribe(),
+        flows: flows.view,
+        list_flows: flows.list,
         attachment: attachment_view.subscribe(),
         stopping,
         tunnel: tunnel.view(targets.clone()),
@@ -104,17 +110,11 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     });
     serve_http(&config, &views, &mut tasks)?;
     tunnel.start_gateway(&config, sources.nodes(), &views.unbound_ports);
-    start_health_checks(&config, &kernel, (&sources, &tunnel), &views, &mut tasks);
+    let warnings = [tunnel.warnings(), flows.warnings];
+    start_health_checks(&config, &kernel, (&sources, warnings), &views, &mut tasks);
     let mut store = sources.run(&mut tasks);
-    let first = tokio::select! {
-        update = kernel.first_update(&mut store, &start_step) => match update? {
-            Some(update) => Some(update),
-            None => return Err(RoleError::TaskEnded { name: tasks.ended().await }),
-        },
-        () = stop.wait() => None,
-        name = tunnel.ended() => return Err(RoleError::TaskEnded { name }),
-        name = tasks.ended() => return Err(RoleError::TaskEnded { name }),
-    };
+    let first = kernel.first_update(&mut store, &start_step);
+    let first = first_update(first, (&mut stop, &mut tunnel), &mut tasks).await?;
     if let Some(first) = first {
         log_first_update(&first);
         let attachment = kernel.write_and_attach(&config, first).await?;
@@ -127,7 +127,8 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         } = kernel;
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
-        start_translation(&config, (&data_path, &attachment), &links, &mut tasks)?;
+        let programs = (&data_path, &attachment);
+        start_translation(&config, programs, (&links, packets), &mut tasks)?;
         drop(data_path);
         if let Some((network, inside)) =
             start_steering(&config, guard, links, &own_node, network_view).await?
@@ -156,22 +157,24 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     Ok(())
 }
 
+/// The problems that an operator must fix, as a part of the daemon publishes them.
+type Warnings = watch::Receiver<Arc<[ObjectWarning]>>;
+
 /// Starts the server of the health check node ports, and the task that creates Events.
 fn start_health_checks(
     config: &Config,
     kernel: &KernelSetup,
-    (sources, tunnel): (&Sources, &NodeTunnel),
+    (sources, warnings): (&Sources, [Warnings; 2]),
     views: &Arc<NodeViews>,
     tasks: &mut Tasks,
 ) {
     let checks = kernel.reconcile_loop.health_checks();
     let health_checks = HealthCheckServer::new(checks, Arc::clone(views), tasks.draining());
     let inputs = events::EventInputs {
-        warnings: vec![
-            kernel.reconcile_loop.warnings(),
-            health_checks.warnings(),
-            tunnel.warnings(),
-        ],
+        warnings: [kernel.reconcile_loop.warnings(), health_checks.warnings()]
+            .into_iter()
+            .chain(warnings)
+            .collect(),
         unbound_ports: views.unbound_ports.subscribe(),
     };
     sources.start_events(config, inputs, tasks);
@@ -199,6 +202,24 @@ async fn drain(
         }
         name = tasks.ended() => Err(RoleError::TaskEnded { name }),
     }
+}
+
+/// Waits for the first update. Returns `None` if the daemon is to stop.
+async fn first_update(
+    first: impl Future<Output = Result<Option<ClusterUpdate>, RoleError>> + Send,
+    (stop, tunnel): (&mut ShutdownSignals, &mut NodeTunnel),
+    tasks: &mut Tasks,
+) -> Result<Option<ClusterUpdate>, RoleError> {
+    let name = tokio::select! {
+        update = first => match update? {
+            Some(update) => return Ok(Some(update)),
+            None => tasks.ended().await,
+        },
+        () = stop.wait() => return Ok(None),
+        name = tunnel.ended() => name,
+        name = tasks.ended() => name,
+    };
+    Err(RoleError::TaskEnded { name })
 }
 
 fn log_first_update(first: &ClusterUpdate) {
@@ -295,7 +316,7 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
 fn start_translation(
     config: &Config,
     (data_path, attachment): (&DataPath, &Attachment),
-    links: &watch::Receiver<NetworkState>,
+    (links, view): (&watch::Receiver<NetworkState>, watch::Sender<PacketsView>),
     tasks: &mut Tasks,
 ) -> Result<(), RoleError> {
     let translation = data_path.translation();
@@ -303,7 +324,7 @@ fn start_translation(
     let mut translation = translation.with_attachment(attachment.clone());
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);
-        let mut packets = PacketLinks::new(translation, links.clone(), settings);
+        let mut packets = PacketLinks::new(translation, links.clone(), settings, view);
         packets.check(false);
         tasks.start("packets", packets.run(tasks.draining()));
     } else if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
@@ -346,7 +367,7 @@ async fn start_steering(
     let mut network = NetworkSetup::open(settings, guard, links, view)
         .map_err(failed("cannot change the network"))?;
     let own_node = Arc::clone(&own_node.borrow());
-    network.wait_until_classified(&own_node.pod_ranges).await;
+    network.wait_until_classified(&own_node).await;
     network.check(false).await;
     let inside = network.inside_links();
     Ok(Some((network, inside)))

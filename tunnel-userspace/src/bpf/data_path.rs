@@ -18,6 +18,7 @@ use tunnel_common::{
 use super::{
     attach::{self, AttachError, Attached},
     attachment::Attachment,
+    flow_map::KernelFlows,
     guard::{self, Guard},
     heartbeat::DaemonHeartbeat,
     kernel_offsets::KernelOffsets,
@@ -347,6 +348,15 @@ impl DataPath {
         let local_ranges = MapHandle::open(&self.maps, &table::LOCAL_RANGES)?;
         let programs = self.uplink_programs(translation::ROWS);
         Ok(Translation::new(programs, addresses, local_ranges))
+    }
+
+    /// Returns the map of flows.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map can't be opened.
+    pub fn flows(&self) -> Result<KernelFlows, ReadError> {
+        KernelFlows::open(&self.maps)
     }
 
     fn uplink_programs(&self, rows: &'static [Program]) -> UplinkPrograms {

@@ -26,6 +26,7 @@ pub use self::grace::RcuGrace;
 pub(super) use self::{
     loaded_objects::{
         LoadedMap, attached_programs, link_by_id, loaded_links, map_by_id, program_by_id,
+        programs_on_device,
     },
     map_handle::MapHandle,
     mapped_counters::MappedCounters,

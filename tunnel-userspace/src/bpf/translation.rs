@@ -82,6 +82,10 @@ impl UplinkTranslation for Translation {
         self.programs.remove_unused(uplinks)
     }
 
+    fn others(&self, uplinks: &BTreeMap<u32, String>) -> Vec<String> {
+        self.programs.others(uplinks)
+    }
+
     fn set_local_ranges(&mut self, ranges: &[SourceRange]) -> Result<(), UplinkError> {
         let failed = || failed("write the map local_ranges".to_owned());
         let stored = self.local_ranges.read_all();

@@ -16,7 +16,7 @@ use aya::programs::{
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
 };
 use nix::net::if_::if_indextoname;
-use tunnel_common::table::{GUARD, IN, Program};
+use tunnel_common::table::{GUARD, IN, OUT, Program};
 
 use super::{
     attach::{self, HeldLink},
@@ -282,6 +282,37 @@ impl UplinkPrograms {
             )))?;
         }
         Ok(())
+    }
+
+    /// Describes the programs of others on uplinks, as far as they are attached through tcx. They run beside these programs.
+    pub(super) fn others(&self, uplinks: &BTreeMap<u32, String>) -> Vec<String> {
+        if !self.features.tcx {
+            return Vec::new();
+        }
+        let mut others = Vec::new();
+        for (device, name) in uplinks {
+            let own: BTreeSet<u32> = self.programs_of_pins(*device).collect();
+            for (hook, direction) in [(IN.hook, "ingress"), (OUT.hook, "egress")] {
+                // A device that was just removed has no programs.
+                let found = sys::programs_on_device(*device, hook).unwrap_or_default();
+                for id in found.into_iter().filter(|id| !own.contains(id)) {
+                    let program = sys::program_by_id(id).map(|program| program.name);
+                    let program = program.unwrap_or_else(|_no_permission| id.to_string());
+                    others.push(format!("program {program} on {name} ({direction})"));
+                }
+            }
+        }
+        others
+    }
+
+    /// Returns the numbers of Culvert's programs on a device, the guard included.
+    fn programs_of_pins(&self, device: u32) -> impl Iterator<Item = u32> {
+        let rows = [GUARD, IN, OUT].into_iter();
+        rows.filter_map(move |row| {
+            let link = sys::open_pin(&self.links.join(attach::pin_name(&row, device))).ok()?;
+            let ids = sys::link_ids(link.as_fd()).ok()??;
+            Some(ids.program)
+        })
     }
 
     /// Returns the pins of these programs.

@@ -6,7 +6,8 @@ use super::rows::{Row, Rows};
 use crate::{
     admin::{HealthChecksView, NodeStatus, used_entries},
     bpf::AttachmentView,
-    net::NetworkView,
+    flows::FlowsView,
+    net::{NetworkView, PacketsView},
     round_robin,
     sockets::{PodTerminator, TerminatorView},
     source::{Problem, ServerStatus, SourceReport},
@@ -35,6 +36,7 @@ pub(super) fn render(status: &NodeStatus) -> String {
         format!("{} (layout {})", setup.pins, setup.layout),
     );
     programs(&mut rows, &status.programs);
+    packets(&mut rows, &status.packets, &status.flows);
     rows.add_each(Row::Warning, &setup.state_dir_problem);
     rows.add_each(Row::Warning, &setup.descriptor_problem);
     rows.add(Row::RefusalMethod, &setup.refusal_method);
@@ -92,6 +94,28 @@ fn programs(rows: &mut Rows, programs: &AttachmentView) {
         rows.continue_with(format!("also attached: {other}"));
     }
     rows.add_each(Row::Error, &programs.problems);
+}
+
+/// Adds the rows about packets that are translated, and about their flows.
+fn packets(rows: &mut Rows, packets: &PacketsView, flows: &FlowsView) {
+    if !packets.enabled {
+        rows.add(Row::Packets, "not translated (service.packets.enabled)");
+        return;
+    }
+    let uplinks = counted_names(&packets.uplinks);
+    rows.add(Row::Packets, format!("translated on uplinks {uplinks}"));
+    for other in &packets.others {
+        rows.continue_with(format!("also attached: {other}"));
+    }
+    rows.add_each(Row::Warning, &packets.warnings);
+    rows.add_each(Row::Error, &packets.problem);
+    let total: usize = flows.states.values().sum();
+    let states = flows.states.iter().filter(|(_, count)| **count > 0);
+    let states: Vec<_> = states.map(|(state, n)| format!("{state} {n}")).collect();
+    let room = format!("{} of {} entries", flows.entries, flows.capacity);
+    let text = format!("{total} ({room}; culvert flows) {}", states.join(", "));
+    rows.add(Row::Flows, text.trim_end());
+    rows.add_each(Row::Error, &flows.problem);
 }
 
 fn last_write(status: &NodeStatus) -> String {

@@ -37,6 +37,7 @@ rows! {
     Connections = "connections",
     DenyList = "deny list",
     Error = "error",
+    Flows = "flows",
     Frontends = "frontends",
     GuardedUplinks = "guarded uplinks",
     HealthChecks = "health checks",
@@ -44,6 +45,7 @@ rows! {
     KernelLog = "kernel log",
     LastWrite = "last write",
     OpenConnections = "open connections",
+    Packets = "packets",
     Pins = "pins",
     PodLinks = "pod links",
     Process = "process",
@@ -142,7 +144,7 @@ mod documented {
     use std::collections::BTreeSet;
 
     use super::{
-        super::{agent_status, nodes, service_tables},
+        super::{agent_status, flows, nodes, service_tables},
         Row,
     };
 
@@ -178,6 +180,7 @@ mod documented {
         let columns = [
             &agent_status::COLUMNS[..],
             &nodes::COLUMNS,
+            &flows::COLUMNS,
             &nodes::CLIENT_COLUMNS,
             &service_tables::COLUMNS,
             &service_tables::FRONTEND_COLUMNS,

@@ -116,7 +116,7 @@ impl Default for FlowTimeouts {
 }
 
 impl FlowTimeouts {
-    /// Returns the timeouts for the programs. They are at most 30 days, as [`PacketsConfig::check`] ensures.
+    /// Returns the timeouts for the programs. They are at most 30 days.
     #[must_use]
     pub fn for_programs(&self) -> Timeouts {
         let seconds = |timeout: Duration| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);

@@ -1,7 +1,6 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
-use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::ObjectName;
 
@@ -34,8 +33,8 @@ pub struct Node {
 /// The addresses in this node's Node object.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct OwnNode {
-    /// The ranges of its pods' addresses.
-    pub pod_ranges: Vec<Prefix>,
+    /// The ranges of its pods' addresses, each as a network address and a prefix length.
+    pub pod_cidrs: Vec<(IpAddr, u8)>,
     /// The addresses of type `InternalIP`, in the same order as in the object.
     pub internal_ips: Vec<IpAddr>,
 }
@@ -44,12 +43,8 @@ impl OwnNode {
     /// Returns the addresses of a Node.
     #[must_use]
     pub fn of(node: &Node) -> Self {
-        let ranges = node.pod_cidrs.iter();
-        let ranges = ranges.filter_map(|(network, length)| {
-            Prefix::containing(Address::from_ip(*network), *length)
-        });
         Self {
-            pod_ranges: ranges.collect(),
+            pod_cidrs: node.pod_cidrs.clone(),
             internal_ips: node.internal_ips.clone(),
         }
     }

@@ -169,7 +169,7 @@ impl LinkClassifier {
         let own_node = Arc::clone(&self.own_node.borrow_and_update());
         let pod_ranges = PodRanges {
             configured: self.settings.pod_ranges.clone(),
-            of_node: own_node.pod_ranges.clone(),
+            of_node: super::pod_ranges_of(&own_node),
         };
         let rules = self
             .settings

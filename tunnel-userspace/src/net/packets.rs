@@ -2,10 +2,12 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
 use tunnel_common::{locality, service::SourceRange, steering::Prefix};
@@ -36,7 +38,7 @@ impl AddressPair {
 /// The senders that count as local, as packets on uplinks show them (`service.detectLocal`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum LocalSenders {
-    /// Senders are not told apart.
+    /// Senders are not distinguished.
     Unknown,
     /// No sender that reaches an uplink is local, since local ones are behind other links.
     Nobody,
@@ -57,6 +59,39 @@ impl LocalSenders {
             Self::NodeRanges => of(&pod_ranges.of_node),
         }
     }
+}
+
+/// The uplinks whose packets are translated, as shown in the status.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PacketsView {
+    /// True if packets are translated (`service.packets.enabled`).
+    pub enabled: bool,
+    /// The names of the uplinks.
+    pub uplinks: Vec<String>,
+    /// Descriptions of the programs of others on the uplinks.
+    pub others: Vec<String>,
+    /// The settings of the kernel that keep packets from backends.
+    pub warnings: Vec<String>,
+    /// The current problem, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Returns a warning for each uplink and family for which the kernel forwards no packets.
+fn forwarding_warnings(uplinks: &BTreeMap<u32, String>) -> Vec<String> {
+    let off = uplinks.values().flat_map(|uplink| {
+        ["ipv4", "ipv6"].into_iter().filter_map(move |family| {
+            let path = format!("/proc/sys/net/{family}/conf/{uplink}/forwarding");
+            let value = fs::read_to_string(path).ok()?;
+            (value.trim() == "0").then(|| {
+                format!(
+                    "net.{family}.conf.{uplink}.forwarding is 0, so packets reach only backends in the host's network"
+                )
+            })
+        })
+    });
+    off.collect()
 }
 
 /// The settings of [`PacketLinks`].
@@ -94,6 +129,9 @@ pub trait UplinkTranslation: Send {
     /// Returns an error if a program can't be detached.
     fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
 
+    /// Describes the programs of others on uplinks.
+    fn others(&self, uplinks: &BTreeMap<u32, String>) -> Vec<String>;
+
     /// Stores the ranges of local senders.
     ///
     /// # Errors
@@ -114,8 +152,7 @@ pub struct PacketLinks<K> {
     programs: K,
     network: watch::Receiver<NetworkState>,
     settings: PacketLinkSettings,
-    /// The uplinks, and the problems, that were last logged.
-    logged: Option<(BTreeMap<u32, String>, Vec<String>)>,
+    view: watch::Sender<PacketsView>,
 }
 
 impl<K: UplinkTranslation> PacketLinks<K> {
@@ -125,12 +162,13 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         programs: K,
         network: watch::Receiver<NetworkState>,
         settings: PacketLinkSettings,
+        view: watch::Sender<PacketsView>,
     ) -> Self {
         Self {
             programs,
             network,
             settings,
-            logged: None,
+            view,
         }
     }
 
@@ -164,17 +202,26 @@ impl<K: UplinkTranslation> PacketLinks<K> {
                 .map(|it| chain(&it)),
         );
         let is_well = problems.is_empty();
-        let state = (uplinks, problems);
-        if self.logged.as_ref() != Some(&state) {
-            let (uplinks, problems) = &state;
-            if is_well {
-                info!(uplinks = ?uplinks.values(), "packets that arrive on uplinks are translated");
-            } else {
-                let problem = problems.join("; ");
-                warn!(%problem, "cannot translate packets on all uplinks");
+        let view = PacketsView {
+            enabled: true,
+            uplinks: uplinks.values().cloned().collect(),
+            others: self.programs.others(&uplinks),
+            warnings: forwarding_warnings(&uplinks),
+            problem: (!is_well).then(|| problems.join("; ")),
+        };
+        self.view.send_if_modified(|old| {
+            if *old == view {
+                return false;
             }
-            self.logged = Some(state);
-        }
+            match &view.problem {
+                Some(problem) => warn!(%problem, "cannot translate packets on all uplinks"),
+                None => {
+                    info!(uplinks = ?view.uplinks, "packets that arrive on uplinks are translated");
+                }
+            }
+            *old = view;
+            true
+        });
         is_well
     }
 

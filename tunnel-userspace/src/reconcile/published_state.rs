@@ -14,7 +14,7 @@ mod warnings;
 pub use self::{
     histogram::Histogram,
     port_counters::{PortCounterList, PortCounters},
-    published_services::PublishedServices,
+    published_services::{PortNames, PublishedServices},
     reconcile_stats::ReconcileStats,
     service_view::{EndpointView, FrontendView, PortView, ServicePart, ServiceView},
     sync_metrics::SyncMetrics,

@@ -27,9 +27,9 @@ use crate::{
         translation_probe::{self, ProbeError, SteeringProbe},
     },
     bpf::{
-        self, Attachment, Counters, DaemonHeartbeat, DataPath, Features, KernelLog, KernelMaps,
-        KernelSteering, LoggingProgram, PacketSettings, PinDirectory, ProgramSettings, RcuGrace,
-        StrayPrograms,
+        self, Attachment, Counters, DaemonHeartbeat, DataPath, Features, KernelFlows, KernelLog,
+        KernelMaps, KernelSteering, LoggingProgram, PacketSettings, PinDirectory, ProgramSettings,
+        RcuGrace, StrayPrograms,
     },
     clock::since_boot,
     config::{self, Config, ServiceConfig},
@@ -37,8 +37,8 @@ use crate::{
     model::ClusterUpdate,
     net::Listeners,
     reconcile::{
-        self, DialProbe, ListenerPollError, PlanSettings, ReconcileLoop, Reconciler,
-        SteeringReconciler, SteeringSettings,
+        self, DialProbe, ListenerPollError, PlanSettings, PublishedServices, ReadError,
+        ReconcileLoop, Reconciler, SteeringReconciler, SteeringSettings,
     },
     source::{SourceReport, Store},
 };
@@ -174,6 +174,21 @@ impl KernelSetup {
     }
 
     /// Returns the views for the HTTP endpoints. Views that other modules publish are still empty.
+    /// Opens the map of flows.
+    pub(super) fn flows(&self) -> Result<KernelFlows, ReadError> {
+        self.data_path.flows()
+    }
+
+    /// Returns the kernel programs' counters.
+    pub(super) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Returns the published Services.
+    pub(super) fn published_services(&self) -> PublishedServices {
+        self.reconcile_loop.published().clone()
+    }
+
     pub(super) fn views(
         &self,
         config: &Config,
@@ -229,6 +244,9 @@ impl KernelSetup {
             port_counts: Box::new(move || ports.port_counters(&*port_counters, limit)),
             attachment: watch::Sender::default().subscribe(),
             stopping: watch::Sender::default().subscribe(),
+            packets: watch::Sender::default().subscribe(),
+            flows: watch::Sender::default().subscribe(),
+            list_flows: Box::new(|_| Box::new(std::iter::empty())),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),

@@ -52,6 +52,21 @@ pub(in crate::bpf) fn attached_programs(
     Ok(ids)
 }
 
+/// Returns the numbers of the programs that run for a hook of a device, in the order in which they run. Leaves out filters.
+pub(in crate::bpf) fn programs_on_device(device: u32, hook: u32) -> io::Result<Vec<u32>> {
+    let mut ids = vec![0_u32; usize::try_from(MAX_PROGRAMS).map_err(io::Error::other)?];
+    let mut attr = Attr::new()
+        .u32(0, device)
+        .u32(4, hook)
+        .pointer(16, ids.as_mut_ptr())
+        .u32(24, MAX_PROGRAMS);
+    // SAFETY: as for `attached_programs`.
+    unsafe { attr.call(BPF_PROG_QUERY) }?;
+    let count = usize::try_from(attr.read_u32(24)).map_err(io::Error::other)?;
+    ids.truncate(count);
+    Ok(ids)
+}
+
 /// A program in the kernel.
 #[derive(Debug)]
 pub(in crate::bpf) struct LoadedProgram {

@@ -113,6 +113,36 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
         Ok(self.is_found(result)?.then_some(next))
     }
 
+    /// Reads up to `count` values in a hash with one system call, beginning at a position that an earlier call has returned.
+    /// Also returns the next position, or `None` after the last value.
+    pub(in crate::bpf) fn read_batch(
+        &self,
+        position: Option<u32>,
+        count: u32,
+    ) -> Result<(Vec<V>, Option<u32>), ReadError> {
+        let length =
+            usize::try_from(count).map_err(|error| self.read_error(io::Error::other(error)))?;
+        let (mut keys, mut values) = (vec![K::new_zeroed(); length], vec![V::new_zeroed(); length]);
+        // In a hash, a position is the number of a bucket (`__htab_map_lookup_and_delete_batch` in
+        // kernel/bpf/hashtab.c).
+        let (from, mut next) = (position.unwrap_or(0), 0_u32);
+        let from = position.map_or(ptr::null(), |_| &raw const from);
+        let mut attr = Attr::new()
+            .pointer(0, from)
+            .pointer(8, &raw mut next)
+            .pointer(16, keys.as_mut_ptr())
+            .pointer(24, values.as_mut_ptr())
+            .u32(32, count)
+            .fd(36, self.fd.as_fd());
+        // SAFETY: the buffers have room for `count` keys and `count` values of the map's sizes, and the positions are words.
+        let result = unsafe { attr.call(BPF_MAP_LOOKUP_BATCH) };
+        let has_more = self.is_found(result)?;
+        // The kernel stores the number of values that it has read.
+        let read = usize::try_from(attr.read_u32(32)).unwrap_or(length);
+        values.truncate(read);
+        Ok((values, has_more.then_some(next)))
+    }
+
     /// Reads the first `count` values in an array with one system call.
     pub(in crate::bpf) fn read_first(&self, count: u32) -> Result<Vec<V>, ReadError> {
         let length =

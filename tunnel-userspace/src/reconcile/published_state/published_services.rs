@@ -120,6 +120,21 @@ impl PublishedServices {
         PortCounterList { ports, omitted }
     }
 
+    /// Returns the names of all service ports in the maps, or only of those of the Service with this name, as in
+    /// [`Self::service_parts`].
+    #[must_use]
+    pub fn port_names(&self, name: Option<&str>) -> PortNames {
+        let services = self
+            .all()
+            .filter(|snapshot| name.is_none_or(|name| is_named(snapshot.name(), name)));
+        let ports = services.flat_map(|snapshot| {
+            let named = snapshot.ports.iter();
+            let named = named.filter_map(|port| Some((port.id?, port.name.to_string())));
+            named.collect::<Vec<_>>()
+        });
+        PortNames(ports.collect())
+    }
+
     fn all(&self) -> impl Iterator<Item = Arc<ServiceSnapshot>> {
         let mut last = None;
         iter::from_fn(move || self.next(&mut last, |_| true))
@@ -150,6 +165,31 @@ impl PublishedServices {
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The names of service ports, by their ids in the maps.
+#[derive(Clone, Debug, Default)]
+pub struct PortNames(BTreeMap<u32, String>);
+
+impl PortNames {
+    /// Returns true if there is a service port with this id.
+    #[must_use]
+    pub fn contains(&self, id: u32) -> bool {
+        self.0.contains_key(&id)
+    }
+
+    /// Returns the name of the service port with this id.
+    #[must_use]
+    pub fn name(&self, id: u32) -> String {
+        let name = self.0.get(&id).cloned();
+        name.unwrap_or_else(|| format!("{id} (not programmed)"))
+    }
+}
+
+impl<const N: usize> From<[(u32, String); N]> for PortNames {
+    fn from(names: [(u32, String); N]) -> Self {
+        Self(names.into())
     }
 }
 

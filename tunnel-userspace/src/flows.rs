@@ -1,0 +1,81 @@
+//! The flows of translated packets, as the daemon sees them. The kernel programs begin and judge flows by themselves; the
+//! daemon counts and lists them, and removes those that are over.
+//!
+//! - `sweep`: counts flows, and removes those that are over
+//! - `list`: lists flows
+//! - `sweeper`: sweeps from time to time, and reports when the map is full
+
+mod list;
+mod sweep;
+mod sweeper;
+
+use tunnel_common::flow::{Flow, FlowKey, Role, Seen};
+
+pub use self::{
+    list::{FlowFilter, FlowView, list},
+    sweep::{FlowCounts, SweepError, sweep},
+    sweeper::{FlowSweeper, FlowsView, SweeperSettings},
+};
+use crate::reconcile::{ReadError, WriteError};
+
+/// Reads and removes the entries of the map `flows`. `bpf` implements it for the kernel's map.
+pub trait FlowMap: Send + Sync + 'static {
+    /// Returns the maximum number of entries.
+    fn capacity(&self) -> u32;
+
+    /// Reads some entries, beginning at a position that an earlier call has returned. Also returns the next position, or
+    /// `None` after the last entry. Entries that are inserted or removed meanwhile may be left out.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map can't be read.
+    fn read_some(&self, position: Option<u32>) -> Result<(Vec<Flow>, Option<u32>), ReadError>;
+
+    /// Reads the entry with a key, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map can't be read.
+    fn find(&self, key: &FlowKey) -> Result<Option<Flow>, ReadError>;
+
+    /// Removes the entry with a key, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the entry can't be removed.
+    fn remove(&self, key: &FlowKey) -> Result<(), WriteError>;
+}
+
+/// Returns the entry with a role of the flow that an entry belongs to, if it belongs to the same flow.
+fn entry_of<M: FlowMap + ?Sized>(
+    map: &M,
+    of: &Flow,
+    role: Role,
+) -> Result<Option<Flow>, ReadError> {
+    let found = map.find(&of.key_of(role))?;
+    Ok(found.filter(|found| found.has_ends_of(of) && found.role == role))
+}
+
+/// The events that the packets of both directions have shown, and the time of the last one.
+#[derive(Clone, Copy, Debug)]
+struct Activity {
+    seen: Seen,
+    last_used: u32,
+}
+
+impl Activity {
+    /// Returns the activity of a flow, given the entry for packets from the client, and the forwarded one.
+    fn of(dialled: &Flow, forwarded: Option<&Flow>) -> Self {
+        let own = Self {
+            seen: dialled.seen,
+            last_used: dialled.last_used,
+        };
+        forwarded.map_or(own, |forwarded| Self {
+            seen: own.seen.union(forwarded.seen),
+            last_used: own.last_used.max(forwarded.last_used),
+        })
+    }
+}
+
+#[cfg(test)]
+mod fixture;

@@ -1,0 +1,99 @@
+//! A map of flows in memory.
+
+use std::{collections::HashMap, sync::Mutex};
+
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    flow::{Endpoint, Flow, FlowKey, Role, Seen},
+    service::BackendState,
+};
+
+use super::FlowMap;
+use crate::reconcile::{ReadError, WriteError};
+
+/// The number of entries in a batch.
+const BATCH: u32 = 2;
+
+#[derive(Debug, Default)]
+pub(super) struct MemoryFlows(Mutex<HashMap<FlowKey, Flow>>);
+
+pub(super) fn endpoint(text: &str) -> Endpoint {
+    let address: std::net::SocketAddr = text.parse().expect("an address and a port");
+    Endpoint::new(
+        Address::from_ip(address.ip()),
+        Port::from_host(address.port()),
+    )
+}
+
+/// Returns the entry of a flow for packets from the client.
+pub(super) fn dialled(client: &str, protocol: Protocol, last_used: u32, seen: Seen) -> Flow {
+    Flow {
+        client: endpoint(client),
+        frontend: endpoint("192.0.2.1:80"),
+        backend: endpoint("10.0.0.1:8080"),
+        masquerade: Endpoint::NONE,
+        backend_index: 0,
+        backend_state: BackendState::default(),
+        service: 7,
+        last_used,
+        forwarded_port: endpoint(client).port,
+        protocol,
+        role: Role::DIALLED,
+        seen,
+        flags: 0,
+        reserved: 0,
+    }
+}
+
+impl MemoryFlows {
+    pub(super) fn insert(&self, flow: Flow) {
+        self.0.lock().expect("no panic").insert(flow.key(), flow);
+    }
+
+    /// Inserts all entries of a masqueraded flow. The forwarded one has the given activity.
+    pub(super) fn insert_all(&self, dialled: Flow, last_used: u32, seen: Seen) {
+        let forwarded = Flow {
+            role: Role::FORWARDED,
+            masquerade: endpoint("192.0.2.9:1024").with_port(dialled.client.port),
+            last_used,
+            seen,
+            ..dialled
+        };
+        self.insert(dialled);
+        self.insert(forwarded);
+        self.insert(Flow {
+            role: Role::MASQUERADED,
+            ..forwarded
+        });
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().expect("no panic").len()
+    }
+}
+
+impl FlowMap for MemoryFlows {
+    fn capacity(&self) -> u32 {
+        97
+    }
+
+    fn read_some(&self, position: Option<u32>) -> Result<(Vec<Flow>, Option<u32>), ReadError> {
+        let flows = self.0.lock().expect("no panic");
+        let mut all: Vec<_> = flows.values().copied().collect();
+        all.sort_by_key(|flow| (flow.client.port.to_host(), flow.role.number()));
+        let first = position.unwrap_or(0);
+        let rest = all.iter().skip(first as usize);
+        let some = rest.clone().take(BATCH as usize).copied().collect();
+        let next = (rest.len() > BATCH as usize).then_some(first + BATCH);
+        Ok((some, next))
+    }
+
+    fn find(&self, key: &FlowKey) -> Result<Option<Flow>, ReadError> {
+        Ok(self.0.lock().expect("no panic").get(key).copied())
+    }
+
+    fn remove(&self, key: &FlowKey) -> Result<(), WriteError> {
+        self.0.lock().expect("no panic").remove(key);
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! Counts flows, and removes those that are over. A program can begin a flow under the key of one that is over at any time,
+//! so an entry is read again right before it is removed.
+
+use std::collections::BTreeMap;
+
+use tunnel_common::flow::{Endpoint, Flow, Phase, Role, Timeouts};
+
+use super::{Activity, FlowMap, entry_of};
+use crate::reconcile::{ReadError, WriteError};
+
+/// An error that can occur during a sweep.
+#[derive(Debug, thiserror::Error)]
+pub enum SweepError {
+    /// The map can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// An entry can't be removed.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// The numbers of flows and of their entries.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct FlowCounts {
+    /// The number of flows in each phase.
+    pub by_phase: BTreeMap<Phase, usize>,
+    /// The number of entries that remain. A flow has two or three.
+    pub entries: usize,
+    /// The number of flows that were removed.
+    pub removed: u64,
+}
+
+/// Counts the flows, and removes those that have been idle for longer than their phase allows. `now` is the time since boot
+/// in seconds.
+///
+/// # Errors
+///
+/// Returns an error if the map can't be read or written.
+pub fn sweep<M: FlowMap>(map: &M, timeouts: &Timeouts, now: u32) -> Result<FlowCounts, SweepError> {
+    let mut counts = FlowCounts::default();
+    let mut position = None;
+    loop {
+        let (flows, next) = map.read_some(position)?;
+        for flow in &flows {
+            counts.entries += 1;
+            if flow.role == Role::DIALLED {
+                sweep_flow(map, (timeouts, now), flow, &mut counts)?;
+            } else if is_idle(flow, timeouts, now) && entry_of(map, flow, Role::DIALLED)?.is_none()
+            {
+                // The rest of the flow is gone.
+                remove(map, (timeouts, now), flow, &mut counts)?;
+            }
+        }
+        match next {
+            Some(next) => position = Some(next),
+            None => return Ok(counts),
+        }
+    }
+}
+
+/// Counts a flow, or removes its entries if it is over.
+fn sweep_flow<M: FlowMap>(
+    map: &M,
+    clock: (&Timeouts, u32),
+    dialled: &Flow,
+    counts: &mut FlowCounts,
+) -> Result<(), SweepError> {
+    let (timeouts, now) = clock;
+    let forwarded = entry_of(map, dialled, Role::FORWARDED)?;
+    let Activity { seen, last_used } = Activity::of(dialled, forwarded.as_ref());
+    let phase = seen.phase(dialled.protocol);
+    if dialled.flags & Flow::ENDED == 0 && !timeouts.is_over(phase, last_used, now) {
+        *counts.by_phase.entry(phase).or_default() += 1;
+        return Ok(());
+    }
+    counts.removed += 1;
+    // The entry by which the client's packets are found goes first, so that none is sent to the other entries.
+    remove(map, clock, dialled, counts)?;
+    let Some(forwarded) = forwarded else {
+        return Ok(());
+    };
+    remove(map, clock, &forwarded, counts)?;
+    if !forwarded.masquerade.is(&Endpoint::NONE)
+        && let Some(masqueraded) = entry_of(map, &forwarded, Role::MASQUERADED)?
+    {
+        remove(map, clock, &masqueraded, counts)?;
+    }
+    Ok(())
+}
+
+/// Returns true if an entry by itself has ended, or has been idle for too long.
+fn is_idle(flow: &Flow, timeouts: &Timeouts, now: u32) -> bool {
+    flow.flags & Flow::ENDED != 0 || flow.is_expired(timeouts, now)
+}
+
+/// Removes an entry, unless another flow has taken its key, or a packet has used it since it was read.
+fn remove<M: FlowMap>(
+    map: &M,
+    (timeouts, now): (&Timeouts, u32),
+    entry: &Flow,
+    counts: &mut FlowCounts,
+) -> Result<(), SweepError> {
+    let key = entry.key();
+    let current = map.find(&key)?;
+    let is_same = current.is_some_and(|current| {
+        current.has_ends_of(entry)
+            && (current.last_used == entry.last_used || is_idle(&current, timeouts, now))
+    });
+    if is_same {
+        map.remove(&key)?;
+        counts.entries = counts.entries.saturating_sub(1);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+use tunnel_common::{addr::Protocol, flow::Seen, packet::TcpFlags};
+
+use super::*;
+use crate::flows::fixture::{MemoryFlows, dialled};
+
+const NOW: u32 = 1_000_000;
+
+fn answered() -> Seen {
+    Seen::from_backend(TcpFlags::from_byte(0x10))
+}
+
+fn closed_by_backend() -> Seen {
+    Seen::from_backend(TcpFlags::from_byte(0x11))
+}
+
+fn closed_by_client() -> Seen {
+    Seen::from_client(TcpFlags::from_byte(0x11))
+}
+
+/// Sweeps until nothing is left to remove. The map in memory leaves entries out if others are removed meanwhile.
+fn swept(map: &MemoryFlows) -> FlowCounts {
+    for _ in 0..10 {
+        sweep(map, &Timeouts::DEFAULT, NOW).expect("swept");
+    }
+    sweep(map, &Timeouts::DEFAULT, NOW).expect("swept")
+}
+
+#[test]
+fn flows_are_counted_by_the_phase_that_both_directions_show() {
+    let map = MemoryFlows::default();
+    let recent = NOW - 5;
+    for (port, protocol, of_client, of_backend) in [
+        (1, Protocol::TCP, Seen::NOTHING, Seen::NOTHING),
+        (2, Protocol::TCP, Seen::NOTHING, answered()),
+        (3, Protocol::TCP, closed_by_client(), answered()),
+        (4, Protocol::TCP, closed_by_client(), closed_by_backend()),
+        (5, Protocol::UDP, Seen::NOTHING, Seen::NOTHING),
+        (6, Protocol::UDP, Seen::NOTHING, answered()),
+    ] {
+        let client = format!("203.0.113.9:{port}");
+        map.insert_all(
+            dialled(&client, protocol, recent, of_client),
+            recent,
+            of_backend,
+        );
+    }
+
+    let counts = swept(&map);
+
+    let expected = [
+        Phase::HalfOpen,
+        Phase::Established,
+        Phase::HalfClosed,
+        Phase::Closing,
+        Phase::Unanswered,
+        Phase::Answered,
+    ];
+    assert_eq!(counts.by_phase, expected.map(|phase| (phase, 1)).into());
+    assert_eq!((counts.entries, map.len()), (18, 18));
+}
+
+#[test]
+fn a_flow_is_removed_once_neither_direction_is_used_any_more() {
+    let map = MemoryFlows::default();
+    let udp = |client| dialled(client, Protocol::UDP, NOW - 130, Seen::NOTHING);
+    map.insert_all(udp("203.0.113.9:1"), NOW - 130, answered());
+    // Only the backend sends.
+    map.insert_all(udp("203.0.113.9:2"), NOW - 5, answered());
+    let mut ended = dialled("203.0.113.9:3", Protocol::TCP, NOW, answered());
+    ended.flags |= Flow::ENDED;
+    map.insert_all(ended, NOW, answered());
+
+    let counts = swept(&map);
+
+    assert_eq!(counts.by_phase, [(Phase::Answered, 1)].into());
+    assert_eq!((counts.entries, map.len()), (3, 3));
+}
+
+#[test]
+fn an_entry_whose_flow_is_gone_is_removed_once_it_is_idle() {
+    let map = MemoryFlows::default();
+    let rest = |client, last_used| Flow {
+        role: Role::FORWARDED,
+        ..dialled(client, Protocol::UDP, last_used, Seen::NOTHING)
+    };
+    map.insert(rest("203.0.113.9:1", NOW - 31));
+    map.insert(rest("203.0.113.9:2", NOW - 3));
+
+    assert_eq!(swept(&map).entries, 1);
+    assert_eq!(map.len(), 1);
+}

@@ -2,6 +2,7 @@
 //! addresses, and the replies come from the address that the client dialled.
 
 mod flows;
+mod links;
 mod order;
 mod refusals;
 
@@ -213,7 +214,11 @@ fn a_client_in_the_range_of_pods_is_local_and_others_are_masqueraded_on_cluster_
     }
     // The policy is for external traffic. The replies would not pass this node without a masquerade.
     scene.program(service("Local").backends(REMOTE.ips()))?;
-    let is_dropped = || Dialer::V4.connect(outside, HOST, NODE_HTTP).is_err();
+    let is_dropped = || match Dialer::V4.connect(outside, HOST, NODE_HTTP) {
+        // The policy is not in effect yet.
+        Ok(_stream) => backend.tcp[0].accept().is_err(),
+        Err(_) => true,
+    };
     wait::until(CHANGE_TIMEOUT, is_dropped).context("an external client reached policy Local")?;
     let reached = expect_reached(&remote, &backend, (HOST, ADDRESSES[1].2), HOST.ips());
     reached.context("policy Local, from a pod")
@@ -277,6 +282,36 @@ fn connections_from_outside_go_on_while_the_daemon_is_killed_and_started_again()
         exchange_stream(one, other).context("after the restart")?;
     }
     connect(Dialer::V6, &backend.tcp[1]).map(drop)
+}
+
+#[test]
+fn connections_go_on_when_the_map_of_flows_gets_another_size() -> Result<()> {
+    const CONNECTIONS: u32 = 20;
+    let scene = Scene::with(&["backend"], |settings| settings.maps.flows = 32)?;
+    route_to_node(&scene)?;
+    let remote = remote(&scene)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let client = scene.node.outside();
+    let connect = || -> Result<_> {
+        let stream = Dialer::V4.connect(client, HOST, NODE_HTTP)?;
+        Ok((stream, backend.tcp[0].accept()?.0))
+    };
+    let mut open: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect::<Result<_>>()?;
+    // A larger map, and then one that is smaller than the first one, but has room for the connections.
+    for flows in [64, 24] {
+        scene.node.resize(|settings| settings.maps.flows = flows)?;
+        scene.node.restart()?;
+        for (number, (one, other)) in open.iter().enumerate() {
+            exchange_stream(one, other)
+                .with_context(|| format!("connection {number}, {flows} flows"))?;
+        }
+        open.push(connect().with_context(|| format!("{flows} flows"))?);
+        let capacity = scene.node.status()?["flows"]["capacity"].clone();
+        ensure_eq("entries", capacity, serde_json::json!(3 * flows + 1))?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -25,6 +25,12 @@ use crate::{
     service::BackendState,
 };
 
+/// The index in the array `packet_state` of the answers to refused packets ([`crate::refusal::Refusals`]).
+pub const REFUSALS: u32 = 0;
+/// The index in the array `packet_state` of the time, in seconds since boot, until which no flow begins, while flows are moved
+/// to another map.
+pub const FROZEN_UNTIL: u32 = 1;
+
 /// An address and a port.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]

@@ -5,8 +5,6 @@
 //! Only packets without IPv4 options and IPv6 extension headers are answered, so that every part of the answer has a
 //! fixed place and size. Words of headers are in network byte order.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
 use crate::packet::{Family, HEADER_TCP, HEADER_UDP, HEADER_V4, HEADER_V6, Packet};
 
 /// The size of a TCP header without options, in bytes.
@@ -27,12 +25,25 @@ const TTL: u32 = 64;
 /// The flags RST and ACK in the word of a TCP header that also contains the header's length, which is 5 words.
 const RESET: u32 = 5 << 28 | 0x14 << 16;
 
-/// Value of the map `refusals`: the answers that were sent in a second.
-#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
-#[repr(transparent)]
+/// The answers that were sent in a second: the first value of the array `packet_state`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Refusals(u64);
 
 impl Refusals {
+    /// Converts a stored word.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    /// Returns the word to store.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(self) -> u64 {
+        self.0
+    }
+
     /// Returns the value after one more answer at a time in seconds. Returns `None` if the limit of answers in this second
     /// is reached.
     #[inline(always)]

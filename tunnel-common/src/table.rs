@@ -15,7 +15,6 @@ use crate::{
     older::{OlderFew, OlderMany, OlderShared},
     origin::{Origin, Overflow, OverflowKey},
     reason::Reason,
-    refusal::Refusals,
     service::{Backend, Frontend, FrontendKey, ServiceCounts, Slot, SourceRange},
     steering::{SteeringKey, SteeringRecord},
 };
@@ -260,8 +259,8 @@ maps! {
     LINK_ADDRESSES = Map::new::<u32, LinkAddresses>("link_addresses", MapType::Hash, Entries::Fixed(MAX_UPLINKS)).optional();
     /// The addresses of local senders.
     LOCAL_RANGES = Map::new::<u32, SourceRange>("local_ranges", MapType::Array, Entries::Fixed(MAX_LOCAL_RANGES)).optional();
-    /// The number of refused packets that were answered in the current second.
-    REFUSALS = Map::new::<u32, Refusals>("refusals", MapType::Array, Entries::Fixed(1)).optional();
+    /// The number of refused packets that were answered in the current second, and the time until which no flow begins.
+    PACKET_STATE = Map::new::<u32, u64>("packet_state", MapType::Array, Entries::Fixed(2)).lasting().optional();
 }
 
 const _: () =

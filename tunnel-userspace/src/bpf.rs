@@ -67,7 +67,7 @@ pub use self::{
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
     data_path::{DataPath, Globals, LoadError, OBJECT, PacketSettings, ProgramSettings},
-    flow_map::KernelFlows,
+    flow_map::{KernelFlows, MovingFlows},
     guard::Guard,
     heartbeat::{DaemonHeartbeat, PinDirectoryId},
     kernel_log::{

@@ -205,6 +205,13 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
         }
     };
     let (service, packet_flags) = (record.frontend.service, record.frontend.packet_flags);
+    if maps.is_frozen() {
+        maps.with_run(|run| {
+            run.flow.service = service;
+            run.set_reason(Reason::FlowsFrozen);
+        });
+        return Step::Drop;
+    }
     let depends_on_sender = Frontend::MASQUERADE_FOREIGN | Frontend::SHORT_CIRCUIT;
     let locality = if packet_flags & depends_on_sender == 0 {
         Locality::Unknown

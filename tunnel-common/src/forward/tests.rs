@@ -443,3 +443,19 @@ fn a_frontend_whose_address_has_a_listener_is_left_alone() {
     let packet = fixture::packet((source, destination), Protocol::TCP, SYN);
     assert_eq!(arrive(&node, &packet), super::Step::Pass);
 }
+
+#[test]
+fn while_flows_are_moved_none_begins_and_others_go_on() {
+    for protocol in [Protocol::TCP, Protocol::UDP] {
+        let node = Node::new(&[VIP], &BACKENDS[..1], protocol);
+        let open = Client::new(&node, CLIENT, VIP, true);
+        open.connect();
+        node.is_frozen.set(true);
+        let ends = open.send(ACK).expect("open");
+        open.expect_reply(ends, ACK);
+        let other = Client::new(&node, "203.0.113.10:40000", VIP, true);
+        assert_eq!(other.send(SYN), Err((Reason::FlowsFrozen, true)));
+        node.is_frozen.set(false);
+        other.connect();
+    }
+}

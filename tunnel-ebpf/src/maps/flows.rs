@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use tunnel_common::{
     addr::Port,
-    flow::{Flow, FlowKey, LinkAddresses, Role, Seen, Timeouts},
+    flow::{FROZEN_UNTIL, Flow, FlowKey, LinkAddresses, REFUSALS, Role, Seen, Timeouts},
     forward::{Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Step, reclaim, steps},
     locality::Locality,
     refusal::Refusals,
@@ -35,8 +35,8 @@ static PACKET_RUNS: PerCpuArray<Run, 1> = PerCpuArray::new();
 static LINK_ADDRESSES: HashMap<u32, LinkAddresses, 1> = HashMap::new();
 #[btf_map(name = "local_ranges")]
 static LOCAL_RANGES: Array<SourceRange, 1> = Array::new();
-#[btf_map(name = "refusals")]
-static REFUSALS: Array<Refusals, 1> = Array::new();
+#[btf_map(name = "packet_state")]
+static PACKET_STATE: Array<u64, 2> = Array::new();
 
 /// The number of 64-bit words in a flow.
 const FLOW_WORDS: usize = size_of::<Flow>() / size_of::<u64>();
@@ -142,6 +142,15 @@ impl Flows for KernelMaps {
         #[expect(clippy::cast_possible_truncation, reason = "136 years")]
         let seconds = (context::now() / 1_000_000_000) as u32;
         seconds
+    }
+
+    #[inline(always)]
+    fn is_frozen(&self) -> bool {
+        let until = PACKET_STATE.get_ptr(FROZEN_UNTIL).map_or(0, |until| {
+            // SAFETY: the entry stays mapped, and is one aligned word.
+            unsafe { until.read_volatile() }
+        });
+        until > u64::from(self.seconds())
     }
 
     #[inline(always)]
@@ -271,15 +280,15 @@ pub(crate) fn link_addresses(link: u32) -> Option<&'static LinkAddresses> {
 /// Returns true if another refused packet may be answered in this second, and counts it.
 #[inline(always)]
 pub(crate) fn may_answer() -> bool {
-    let Some(stored) = REFUSALS.get_ptr_mut(0) else {
+    let Some(stored) = PACKET_STATE.get_ptr_mut(REFUSALS) else {
         return false;
     };
     // SAFETY: the entry stays mapped, and is one aligned word.
-    let refusals = unsafe { stored.read_volatile() };
+    let refusals = Refusals::from_word(unsafe { stored.read_volatile() });
     match refusals.next(KernelMaps.seconds(), context::refusals_per_second()) {
         Some(next) => {
             // SAFETY: as above. If another CPU writes at once, a few more packets are answered.
-            unsafe { stored.write_volatile(next) };
+            unsafe { stored.write_volatile(next.word()) };
             true
         }
         None => false,

@@ -20,12 +20,13 @@ use tracing::{info, warn};
 
 use self::{kernel_setup::KernelSetup, locks::Locks};
 use super::{
-    RoleError, descriptor_limit, failed, node_tunnel::NodeTunnel,
+    RoleError, descriptor_limit, failed, node_tunnel::NodeTunnel, other_error,
     shutdown_signals::ShutdownSignals, sources::Sources,
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
-    bpf::{Attachment, DataPath, Guard},
+    bpf::{Attachment, DataPath, Guard, RcuGrace},
+    clock::since_boot,
     config::{Config, DetectLocal, MasqueradeAddress},
     events,
     model::{ClusterUpdate, ObjectName, ObjectWarning, OwnNode},
@@ -289,6 +290,27 @@ fn save_held_addresses(config: &Config, kernel: &mut KernelSetup, tasks: &mut Ta
     }
 }
 
+/// Attaches the programs that translate packets. If they use another map of flows than those before, no flow begins meanwhile.
+fn move_flows(data_path: &DataPath, attach: impl FnOnce() -> bool) {
+    let Some(flows) = data_path.moving_flows() else {
+        attach();
+        return;
+    };
+    let frozen = RcuGrace::new().map_err(other_error).and_then(|grace| {
+        let frozen = flows.freeze(&grace, since_boot());
+        frozen.map_err(other_error)
+    });
+    if let Err(error) = frozen {
+        let error = &error as &dyn std::error::Error;
+        warn!(
+            error,
+            "cannot move all flows of packets; connections may break"
+        );
+    }
+    attach();
+    flows.finish();
+}
+
 fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
     let service = &config.service;
     let named = |name: &str| {
@@ -325,7 +347,7 @@ fn start_translation(
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);
         let mut packets = PacketLinks::new(translation, links.clone(), settings, view);
-        packets.check(false);
+        move_flows(data_path, || packets.check(false));
         tasks.start("packets", packets.run(tasks.draining()));
     } else if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
         let error = &error as &dyn std::error::Error;

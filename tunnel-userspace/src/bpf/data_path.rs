@@ -18,7 +18,7 @@ use tunnel_common::{
 use super::{
     attach::{self, AttachError, Attached},
     attachment::Attachment,
-    flow_map::KernelFlows,
+    flow_map::{KernelFlows, MovingFlows},
     guard::{self, Guard},
     heartbeat::DaemonHeartbeat,
     kernel_offsets::KernelOffsets,
@@ -202,6 +202,7 @@ pub struct DataPath {
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
     open_connections: Arc<OpenConnections>,
+    moving_flows: Option<MovingFlows>,
     sizes: MapSizes,
     features: Features,
     /// True if no maps existed before and this process created them.
@@ -273,12 +274,14 @@ impl DataPath {
         if let Some(migration) = migration {
             migration.fill(&directory, now)?;
         }
+        let moving_flows = migration.and_then(|migration| migration.move_flows(&directory));
         let open_connections =
             OpenConnections::open(&directory, &pins.replaced(&directory, table::CONNS.name)?)?;
         Ok(Self {
             logging_uplink_program: None,
             programs,
             open_connections: Arc::new(open_connections),
+            moving_flows,
             maps: directory,
             links: pins.links(),
             globals,
@@ -357,6 +360,12 @@ impl DataPath {
     /// Returns an error if the map can't be opened.
     pub fn flows(&self) -> Result<KernelFlows, ReadError> {
         KernelFlows::open(&self.maps)
+    }
+
+    /// Returns the flows that move from the map of an earlier process to another one, if there are any.
+    #[must_use]
+    pub const fn moving_flows(&self) -> Option<&MovingFlows> {
+        self.moving_flows.as_ref()
     }
 
     fn uplink_programs(&self, rows: &'static [Program]) -> UplinkPrograms {

@@ -1,14 +1,16 @@
 //! The kernel's map of flows.
 
+use std::{path::Path, time::Duration};
+
 use tunnel_common::{
-    flow::{Flow, FlowKey},
+    flow::{FROZEN_UNTIL, Flow, FlowKey, Phase},
     table,
 };
 
 use super::sys::MapHandle;
 use crate::{
-    flows::FlowMap,
-    reconcile::{ReadError, WriteError},
+    flows::{FlowMap, SweepError},
+    reconcile::{GracePeriod, ReadError, WriteError},
 };
 
 /// The number of entries that are read with one system call. The kernel reads whole buckets of a hash, which have fewer
@@ -20,8 +22,86 @@ const BATCH: u32 = 1024;
 pub struct KernelFlows(MapHandle<FlowKey, Flow>);
 
 impl KernelFlows {
-    pub(super) fn open(directory: &std::path::Path) -> Result<Self, ReadError> {
+    pub(super) fn open(directory: &Path) -> Result<Self, ReadError> {
         MapHandle::open(directory, &table::FLOWS).map(Self)
+    }
+}
+
+impl KernelFlows {
+    /// Copies the entries that another map lacks, first those of open connections, until the other map is full.
+    fn copy_to(&self, other: &Self) -> Result<(), SweepError> {
+        let is_open = |flow: &Flow| {
+            let phase = flow.seen.phase(flow.protocol);
+            matches!(phase, Phase::Established | Phase::HalfClosed)
+        };
+        self.copy_some_to(other, is_open)?;
+        self.copy_some_to(other, |flow| !is_open(flow))
+    }
+
+    fn copy_some_to(
+        &self,
+        other: &Self,
+        is_wanted: impl Fn(&Flow) -> bool,
+    ) -> Result<(), SweepError> {
+        let mut next = Some(None);
+        while let Some(position) = next {
+            let (flows, following) = self.read_some(position)?;
+            next = following.map(Some);
+            for flow in flows.iter().filter(|flow| is_wanted(flow)) {
+                if !other.0.insert(&flow.key(), flow)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Flows that move from a map to another one, of another size. Until [`Self::finish`], no flow begins, so that the new map
+/// has all flows when the programs that use it are attached.
+#[derive(Debug)]
+pub struct MovingFlows {
+    old: KernelFlows,
+    new: KernelFlows,
+    state: MapHandle<u32, u64>,
+}
+
+/// The maximum time for which no flow begins, if the daemon is killed meanwhile.
+const MAX_FREEZE: Duration = Duration::from_secs(10);
+
+impl MovingFlows {
+    /// Opens both maps, and copies the flows for the first time, which takes most of the time.
+    pub(super) fn begin(old: &Path, new: &Path) -> Result<Self, SweepError> {
+        let moving = Self {
+            old: KernelFlows::open(old)?,
+            new: KernelFlows::open(new)?,
+            state: MapHandle::open(new, &table::PACKET_STATE)?,
+        };
+        moving.old.copy_to(&moving.new)?;
+        Ok(moving)
+    }
+
+    /// Makes the programs begin no more flows, and copies those that have begun since. `now` is the time since boot.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a map can't be read or written.
+    pub fn freeze(&self, grace: &impl GracePeriod, now: Duration) -> Result<(), SweepError> {
+        let until = now.saturating_add(MAX_FREEZE).as_secs();
+        self.state.write(&FROZEN_UNTIL, &until)?;
+        // A program may be about to begin a flow.
+        if let Err(error) = grace.wait() {
+            tracing::warn!(%error, "cannot wait for the programs; flows may be lost");
+        }
+        self.old.copy_to(&self.new)
+    }
+
+    /// Lets flows begin again.
+    pub fn finish(&self) {
+        if let Err(error) = self.state.write(&FROZEN_UNTIL, &0) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "flows begin only after {MAX_FREEZE:?}");
+        }
     }
 }
 

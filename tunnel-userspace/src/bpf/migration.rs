@@ -16,6 +16,7 @@ use tunnel_common::{
 
 use super::{
     data_path::LoadError,
+    flow_map::MovingFlows,
     maps::{KernelMaps, KernelSteering},
     path::failed,
     pin_directory::{ExistingMaps, PinDirectory, PinError},
@@ -249,6 +250,24 @@ impl Migration {
             }
         }
         Ok(())
+    }
+
+    /// Begins to move the flows to the new map of flows, if it replaces one. A failure is only logged.
+    pub(super) fn move_flows(&self, to: &Path) -> Option<MovingFlows> {
+        let is_moved = self.replaced_groups.contains(&MapGroup::Flows)
+            && self.old_directory.join(table::FLOWS.name).exists();
+        if !is_moved {
+            return None;
+        }
+        MovingFlows::begin(&self.old_directory, to)
+            .inspect_err(|error| {
+                let error = error as &dyn std::error::Error;
+                warn!(
+                    error,
+                    "cannot move the flows of packets; their connections break"
+                );
+            })
+            .ok()
     }
 
     /// Writes the migrated contents to the new maps.

@@ -71,7 +71,7 @@ pub struct PacketsView {
     pub uplinks: Vec<String>,
     /// Descriptions of the programs of others on the uplinks.
     pub others: Vec<String>,
-    /// The settings of the kernel that keep packets from backends.
+    /// The uplinks whose packets are not translated, and the settings of the kernel that keep packets from backends.
     pub warnings: Vec<String>,
     /// The current problem, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,6 +179,13 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         let mut uplinks = network.links.uplinks.clone();
         // The packets of a port of a bridge or bond belong to the bridge or bond.
         uplinks.retain(|index, _| !network.snapshot.has_master(*index));
+        // The programs expect an Ethernet header.
+        let mut without_ethernet = uplinks.clone();
+        without_ethernet.retain(|index, _| !network.snapshot.has_ethernet(*index));
+        uplinks.retain(|index, _| network.snapshot.has_ethernet(*index));
+        let warnings = without_ethernet.values().map(|uplink| {
+            format!("uplink {uplink} has no Ethernet header, so packets that arrive on it are not translated")
+        });
         let of_node = self.settings.uses_node_address.then_some(&network);
         let of_node = of_node.map_or(&[][..], |network| &network.internal_ips);
         let links = uplinks.keys().copied();
@@ -206,7 +213,7 @@ impl<K: UplinkTranslation> PacketLinks<K> {
             enabled: true,
             uplinks: uplinks.values().cloned().collect(),
             others: self.programs.others(&uplinks),
-            warnings: forwarding_warnings(&uplinks),
+            warnings: warnings.chain(forwarding_warnings(&uplinks)).collect(),
             problem: (!is_well).then(|| problems.join("; ")),
         };
         self.view.send_if_modified(|old| {

@@ -47,6 +47,7 @@ pub(super) struct Node {
     /// The ports of the node that are in use by sockets.
     pub(super) taken: RefCell<Vec<u16>>,
     pub(super) masquerades_all: bool,
+    pub(super) is_frozen: Cell<bool>,
     pub(super) local_ranges: Vec<SourceRange>,
     pub(super) now: Cell<u32>,
     numbers: Cell<u32>,
@@ -87,6 +88,7 @@ impl Node {
             capacity: Cell::new(1000),
             taken: RefCell::default(),
             masquerades_all: false,
+            is_frozen: Cell::new(false),
             local_ranges: Vec::new(),
             now: Cell::new(1000),
             numbers: Cell::new(1),
@@ -283,6 +285,10 @@ impl Flows for Node {
 
     fn seconds(&self) -> u32 {
         self.now.get()
+    }
+
+    fn is_frozen(&self) -> bool {
+        self.is_frozen.get()
     }
 
     fn timeouts(&self) -> Timeouts {

@@ -153,9 +153,9 @@ fn run_specs(
     }
     let is_culvert = cli.proxy == ProxyName::Culvert;
     println!("run specs of Kubernetes ...");
-    let (results, counts) = upstream::run(cluster, &set)?;
+    let results = upstream::run(cluster, &set)?;
     for result in results {
-        table.add(upstream::apply_known_failures(result, is_culvert, &counts));
+        table.add(upstream::apply_known_failures(result, is_culvert));
     }
     Ok(())
 }

@@ -26,7 +26,6 @@ pub mod logs;
 pub mod minimal_cluster;
 pub mod network;
 pub mod node;
-pub mod packet_capture;
 mod pki;
 pub mod proxy;
 
@@ -42,7 +41,6 @@ use self::{
     logs::Logs,
     network::{Network, Size},
     node::Node,
-    packet_capture::PacketCapture,
     pki::Pki,
     proxy::Proxy,
 };
@@ -134,11 +132,6 @@ impl Cluster {
         let account = &["-n", "default", "get", "serviceaccount", "default"];
         wait::until(READY_TIMEOUT, || self.kubectl.run(account).is_ok())
             .context("the default service account was not created")
-    }
-
-    /// Starts capturing the packets that nodes send to each other's node ports.
-    pub fn capture_packets(&self) -> Result<PacketCapture> {
-        PacketCapture::start(&self.shared)
     }
 
     /// Returns a Service's ClusterIPs, each combined with the given port, IPv4 first.

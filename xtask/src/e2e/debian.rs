@@ -27,7 +27,6 @@ const PACKAGES: [&str; 13] = [
     "nftables",
     "procps",
     "runc",
-    "tcpdump",
     "wget",
 ];
 

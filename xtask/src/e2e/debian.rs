@@ -15,7 +15,7 @@ use crate::vm::{
 };
 
 /// Packages to unpack, even if they are already installed on this machine.
-const PACKAGES: [&str; 13] = [
+const PACKAGES: [&str; 12] = [
     "bind9-dnsutils",
     "conntrack",
     "containerd",

@@ -175,8 +175,8 @@ fn every_program_can_log_its_decisions() -> Result<()> {
         let program = row.name;
         configure_log(&scene.node, Some((program, "trace")))?;
         scene.node.start().context(program)?;
-        // The programs of uplinks are loaded but not attached, since this node neither steers connections nor translates
-        // packets.
+        // The guard is loaded but not attached, since this node steers no connections. The programs that translate packets
+        // have no events.
         let logging = [program];
         let count = usize::from(row.attach_point == AttachPoint::Cgroup);
         scene.until_logging(&logging[..count])?;

@@ -8,9 +8,10 @@ use std::{
 
 use anyhow::Result;
 use tunnel_tests::{
-    culvert_instance::InstanceSettings,
+    culvert_instance::{self, InstanceSettings},
     manifest::{Protocol, Service},
     node::Node,
+    node_network,
     pod::{Pod, Server},
     server::{Listener, ServerKind},
 };
@@ -32,6 +33,12 @@ pub(crate) const VIP_WEB6: SocketAddr = v6(0x10, 80);
 pub(crate) const VIP_DNS: SocketAddr = v4(53, 53);
 /// The IPv6 address and port of the Service `dns`.
 pub(crate) const VIP_DNS6: SocketAddr = v6(0x53, 53);
+/// The node port of the Service `web`.
+pub(crate) const NODE_WEB: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(node_network::HOST_V4), 30_080);
+/// The load balancer's address and the port of the Service `web`.
+pub(crate) const BALANCER_WEB: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(198, 51, 100, 80)), 80);
 /// The address and port of the Service `empty`, which has no endpoints.
 pub(crate) const VIP_EMPTY: SocketAddr = v4(30, 80);
 
@@ -82,7 +89,12 @@ impl Fixture {
 
     /// Writes the manifest for the Service `web` with the given backends, which are numbered from 1.
     pub(crate) fn apply_web(&self, backends: &[usize]) -> Result<()> {
-        let web = Service::new("web", [VIP_WEB.ip(), VIP_WEB6.ip()]).port(Protocol::TCP, 80, HTTP);
+        let web = Service::new("web", [VIP_WEB.ip(), VIP_WEB6.ip()])
+            .port(Protocol::TCP, 80, HTTP)
+            .node_port(NODE_WEB.port())
+            .load_balancer(&format!("{{ ip: {} }}", BALANCER_WEB.ip()))
+            .spec("externalTrafficPolicy: Local")
+            .on_node(culvert_instance::NODE_NAME);
         self.node.apply(self.with_backends(web, backends))
     }
 

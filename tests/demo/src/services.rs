@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 use tunnel_tests::{
     clock::{self, Instant},
     culvert_instance::InstanceSettings,
@@ -14,7 +15,7 @@ use tunnel_tests::{
 
 use crate::{
     Faults, finish, finish_all,
-    fixture::{Fixture, VIP_DNS, VIP_DNS6, VIP_EMPTY, VIP_WEB, VIP_WEB6},
+    fixture::{BALANCER_WEB, Fixture, NODE_WEB, VIP_DNS, VIP_DNS6, VIP_EMPTY, VIP_WEB, VIP_WEB6},
     heading,
     server_counts::ServerCounts,
     start_load,
@@ -230,12 +231,37 @@ impl ServicesDemo {
     }
 
     fn outside(&mut self) -> Result<()> {
-        heading("The client outside is in another cgroup: nothing is translated for it");
-        match self.fixture.node.outside().connect(VIP_WEB) {
-            Ok(_) => self
-                .faults
-                .add(format!("the client outside is connected to {VIP_WEB}")),
-            Err(error) => println!("  outside → {VIP_WEB}: {}", load::error_name(&error)),
+        heading(
+            "A client outside, under kill -9: the node port and the load balancer's address of web",
+        );
+        let node = &self.fixture.node;
+        let outside = node.outside();
+        let (to, via) = (BALANCER_WEB.ip(), NODE_WEB.ip());
+        outside.ip(&format!("route add {to}/32 via {via}\n"))?;
+        let counts = ServerCounts::read(&self.fixture.servers)?;
+        let duration = STEP * 4;
+        let mut loads = Vec::new();
+        for to in [NODE_WEB, BALANCER_WEB] {
+            let load = start_load(outside, &HTTP, &[to], RATE / 2, duration)?;
+            loads.push((format!("http outside → {to}"), load));
+        }
+        clock::pause(STEP);
+        node.kill9()?;
+        clock::pause(STEP);
+        node.start()?;
+        self.finish_and_check(&counts, loads, duration)?;
+
+        let stream = self.fixture.node.outside().connect(BALANCER_WEB)?;
+        let flows = self.fixture.node.culvert(&["flows", "--output", "json"])?;
+        let flows: Vec<Value> = serde_json::from_str(&flows.stdout)?;
+        let client = stream.local_addr()?.to_string();
+        let flow = flows.iter().find(|flow| flow["client"] == *client);
+        match flow.filter(|flow| flow["masquerade"].is_null()) {
+            Some(flow) => {
+                let backend = flow["backend"].as_str().unwrap_or_default();
+                println!("  culvert flows: backend {backend} sees the client {client} itself");
+            }
+            None => self.faults.add(format!("the flow of {client}: {flow:?}")),
         }
         Ok(())
     }

@@ -369,10 +369,11 @@ impl DataPath {
     }
 
     fn uplink_programs(&self, rows: &'static [Program]) -> UplinkPrograms {
+        let logging = self.logging_uplink_program.as_ref();
         UplinkPrograms::new(
             rows,
             self.programs.clone(),
-            self.logging_uplink_program.clone(),
+            logging.filter(|(row, _)| rows.contains(row)).cloned(),
             (self.links.clone(), self.features),
         )
     }

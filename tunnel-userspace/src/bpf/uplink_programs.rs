@@ -29,6 +29,9 @@ use super::{
 /// The filters' handle, which the kernel never allocates itself.
 const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
 
+/// The maximum number of bytes by which a program makes a frame longer: an IPv6 header, and the header of an ICMP error.
+const MAX_GROWTH: usize = 48;
+
 /// The position of a program's filter.
 #[derive(Clone, Copy)]
 struct FilterPosition {
@@ -125,16 +128,17 @@ impl UplinkPrograms {
 
     /// Runs a program on a frame. Returns the verdict, and the frame afterwards.
     pub(super) fn run(&self, row: &Program, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
-        let mut changed = vec![0; frame.len()];
+        let mut changed = vec![0; frame.len() + MAX_GROWTH];
         let options = TestRunOptions {
             data_in: Some(frame),
             data_out: Some(&mut changed),
             ..TestRunOptions::default()
         };
-        let verdict = self.object_of(row).with_classifier(row, |program| {
+        let (verdict, length) = self.object_of(row).with_classifier(row, |program| {
             let result = program.test_run(options).map_err(to_io_error)?;
-            Ok(result.return_value.cast_signed())
+            Ok((result.return_value.cast_signed(), result.data_size_out))
         })?;
+        changed.truncate(usize::try_from(length).map_err(io::Error::other)?);
         Ok((verdict, changed))
     }
 

@@ -6,7 +6,7 @@ mod links;
 mod order;
 mod refusals;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
@@ -103,6 +103,22 @@ impl Backend {
     }
 }
 
+/// Starts a node whose Service has its backend on another node.
+fn start_with_remote_backend(scene: &Scene) -> Result<(Sandbox, Backend)> {
+    route_to_node(scene)?;
+    let remote = remote(scene)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    Ok((remote, backend))
+}
+
+/// Connects to the node port over IPv4. Returns both ends.
+fn connect_to_node_port(client: &Sandbox, backend: &Backend) -> Result<(TcpStream, TcpStream)> {
+    let stream = Dialer::V4.connect(client, HOST, NODE_HTTP)?;
+    Ok((stream, backend.tcp[0].accept()?.0))
+}
+
 /// Asserts that a client outside reaches the backend at an address, in both directions, and that the backend sees the
 /// client under the given addresses.
 fn expect_reached(
@@ -137,7 +153,7 @@ fn expect_reached(
 }
 
 /// Sends some data in each direction, more than fits into one packet.
-fn exchange_stream(one: &std::net::TcpStream, other: &std::net::TcpStream) -> Result<()> {
+fn exchange_stream(one: &TcpStream, other: &TcpStream) -> Result<()> {
     use std::io::{Read as _, Write as _};
     other.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     one.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
@@ -178,11 +194,7 @@ fn a_client_outside_reaches_a_backend_on_this_node_which_sees_its_address() -> R
 #[test]
 fn a_client_outside_reaches_a_backend_on_another_node_which_sees_this_node() -> Result<()> {
     let scene = configured(ENABLED)?;
-    route_to_node(&scene)?;
-    let remote = remote(&scene)?;
-    let backend = Backend::at(&remote, REMOTE.ips())?;
-    scene.node.start()?;
-    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
     // Traffic to cluster IPs is not masqueraded, so the replies would not pass this node.
     for (what, vip, ports) in &ADDRESSES[1..] {
         let reached = expect_reached(scene.node.outside(), &backend, (*vip, *ports), HOST.ips());
@@ -257,11 +269,7 @@ fn the_address_of_the_node_object_and_configured_ports_stand_for_clients() -> Re
 #[test]
 fn connections_from_outside_go_on_while_the_daemon_is_killed_and_started_again() -> Result<()> {
     let scene = configured(ENABLED)?;
-    route_to_node(&scene)?;
-    let remote = remote(&scene)?;
-    let backend = Backend::at(&remote, REMOTE.ips())?;
-    scene.node.start()?;
-    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
     let client = scene.node.outside();
     let connect = |dialer: Dialer, listener: &TcpListener| -> Result<_> {
         let stream = dialer.connect(client, HOST, NODE_HTTP)?;
@@ -288,16 +296,9 @@ fn connections_from_outside_go_on_while_the_daemon_is_killed_and_started_again()
 fn connections_go_on_when_the_map_of_flows_gets_another_size() -> Result<()> {
     const CONNECTIONS: u32 = 20;
     let scene = Scene::with(&["backend"], |settings| settings.maps.flows = 32)?;
-    route_to_node(&scene)?;
-    let remote = remote(&scene)?;
-    let backend = Backend::at(&remote, REMOTE.ips())?;
-    scene.node.start()?;
-    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
     let client = scene.node.outside();
-    let connect = || -> Result<_> {
-        let stream = Dialer::V4.connect(client, HOST, NODE_HTTP)?;
-        Ok((stream, backend.tcp[0].accept()?.0))
-    };
+    let connect = || connect_to_node_port(client, &backend);
     let mut open: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect::<Result<_>>()?;
     // A larger map, and then one that is smaller than the first one, but has room for the connections.
     for flows in [64, 24] {
@@ -346,16 +347,9 @@ fn a_flood_of_datagrams_breaks_no_connection_and_new_ones_come_through() -> Resu
         ENABLED.clone_into(&mut settings.node_ports);
         settings.maps.flows = FLOWS;
     })?;
-    route_to_node(&scene)?;
-    let remote = remote(&scene)?;
-    let backend = Backend::at(&remote, REMOTE.ips())?;
-    scene.node.start()?;
-    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
     let client = scene.node.outside();
-    let connect = || -> Result<_> {
-        let stream = Dialer::V4.connect(client, HOST, NODE_HTTP)?;
-        Ok((stream, backend.tcp[0].accept()?.0))
-    };
+    let connect = || connect_to_node_port(client, &backend);
     let open: Vec<_> = (0..FLOWS / 2).map(|_| connect()).collect::<Result<_>>()?;
 
     // The daemon sweeps nothing: the programs make room by themselves.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tunnel_tests::wait;
 
-use super::{Backend, CLIENT, REMOTE, remote, route_to_node, service};
+use super::{CLIENT, start_with_remote_backend};
 use crate::{
     fixture::Scene,
     service_addresses::{NODE_DNS, NODE_HTTP, configured},
@@ -27,11 +27,7 @@ fn text_of<'a>(flow: &'a Value, field: &str) -> &'a str {
 fn open_flows_are_listed_with_their_ends_and_state_and_counted() -> Result<()> {
     const CONNECTIONS: usize = 30;
     let scene = configured("")?;
-    route_to_node(&scene)?;
-    let remote = remote(&scene)?;
-    let backend = Backend::at(&remote, REMOTE.ips())?;
-    scene.node.start()?;
-    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
     let client = scene.node.outside();
     let mut open = Vec::new();
     for _ in 0..CONNECTIONS {

@@ -149,3 +149,48 @@ impl<M: FlowMap> FlowSweeper<M> {
         publish::publish_if_changed(&self.warnings, warnings.into_iter().collect());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use tunnel_common::{addr::Protocol, flow::Seen};
+
+    use super::*;
+    use crate::flows::fixture::{MemoryFlows, dialled};
+
+    #[tokio::test]
+    async fn refused_flows_are_reported_and_the_others_are_counted() {
+        let map = Arc::new(MemoryFlows::default());
+        let now = u32::try_from(since_boot().as_secs()).expect("a short time");
+        map.insert_all(
+            dialled("203.0.113.9:1", Protocol::TCP, now, Seen::NOTHING),
+            now,
+            Seen::NOTHING,
+        );
+        let (view, warnings) = (watch::Sender::default(), watch::Sender::new(Arc::from([])));
+        let (flows, reported) = (view.subscribe(), warnings.subscribe());
+        let refused = Arc::new(AtomicU64::new(3));
+        let count = Arc::clone(&refused);
+        let settings = SweeperSettings {
+            timeouts: Timeouts::DEFAULT,
+            node: "node-a".to_owned(),
+            refused: Box::new(move || count.load(Ordering::Relaxed)),
+        };
+        let mut sweeper = FlowSweeper::new(map, settings, view, warnings);
+
+        sweeper.sweep().await;
+
+        // Those that an earlier process has counted are not reported.
+        assert!(reported.borrow().is_empty());
+        let counted = flows.borrow().clone();
+        assert_eq!(counted.states.get("half_open"), Some(&1));
+        assert_eq!((counted.entries, counted.capacity), (3, 97));
+
+        refused.store(4, Ordering::Relaxed);
+        sweeper.sweep().await;
+        let warning = reported.borrow().first().cloned().expect("a warning");
+        assert_eq!(warning.reason, Reason::FlowsFull);
+        assert!(warning.note.contains("all 32 flows"), "{}", warning.note);
+    }
+}

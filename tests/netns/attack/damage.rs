@@ -258,7 +258,8 @@ fn inflict(scene: &Scene, clients: &Clients, damage: &Damage) -> Result<()> {
     // A daemon that starts now must find all pins: those at the cgroup, and two on the uplink.
     let links = || fs::read_dir(node.bpffs().join("links")).map_or(0, Iterator::count);
     wait::until(CHANGE_TIMEOUT, || links() == 11).with_context(|| format!("{} links", links()))?;
-    ensure_eq("ready", not_ready(node), "")
+    wait::until(CHANGE_TIMEOUT, || not_ready(node).is_empty())
+        .with_context(|| format!("not ready: {}", not_ready(node)))
 }
 
 /// Starts a node whose daemon checks its programs often, so that the test takes less time.

@@ -28,6 +28,7 @@ use crate::{
     bpf::{Attachment, DataPath, Guard, RcuGrace},
     clock::since_boot,
     config::{Config, DetectLocal, MasqueradeAddress},
+    error_chain::chain,
     events,
     model::{ClusterUpdate, ObjectName, ObjectWarning, OwnNode},
     net::{
@@ -129,7 +130,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         let programs = (&data_path, &attachment);
-        start_translation(&config, programs, (&links, packets), &mut tasks)?;
+        start_translation(&config, programs, (&links, packets), &mut tasks);
         drop(data_path);
         if let Some((network, inside)) =
             start_steering(&config, guard, links, &own_node, network_view).await?
@@ -340,9 +341,21 @@ fn start_translation(
     (data_path, attachment): (&DataPath, &Attachment),
     (links, view): (&watch::Receiver<NetworkState>, watch::Sender<PacketsView>),
     tasks: &mut Tasks,
-) -> Result<(), RoleError> {
-    let translation = data_path.translation();
-    let translation = translation.map_err(failed("cannot use the maps"))?;
+) {
+    let translation = match data_path.translation() {
+        Ok(translation) => translation,
+        Err(error) => {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "packets are not translated; connections of sockets are"
+            );
+            view.send_modify(|view| {
+                view.enabled = config.service.packets.enabled;
+                view.problem = Some(chain(&error));
+            });
+            return;
+        }
+    };
     let mut translation = translation.with_attachment(attachment.clone());
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);
@@ -353,7 +366,6 @@ fn start_translation(
         let error = &error as &dyn std::error::Error;
         warn!(error, "cannot detach the programs of an earlier process");
     }
-    Ok(())
 }
 
 /// This node's current addresses.

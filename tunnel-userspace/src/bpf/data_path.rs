@@ -203,6 +203,7 @@ pub struct DataPath {
     pub(super) globals: Globals,
     open_connections: Arc<OpenConnections>,
     moving_flows: Option<MovingFlows>,
+    has_packets: bool,
     sizes: MapSizes,
     features: Features,
     /// True if no maps existed before and this process created them.
@@ -270,7 +271,7 @@ impl DataPath {
         if let Some(migration) = migration {
             migration.pin_kept_maps(&directory)?;
         }
-        let programs = Programs::new(load_object(&directory, sizes, &globals, has_packets)?);
+        let programs = Programs::new(load_object(&directory, sizes, &globals)?);
         if let Some(migration) = migration {
             migration.fill(&directory, now)?;
         }
@@ -282,6 +283,7 @@ impl DataPath {
             programs,
             open_connections: Arc::new(open_connections),
             moving_flows,
+            has_packets,
             maps: directory,
             links: pins.links(),
             globals,
@@ -341,12 +343,16 @@ impl DataPath {
         Ok(Guard::new(self.uplink_programs(guard::ROWS), host))
     }
 
-    /// Returns the programs that translate packets on uplinks.
+    /// Returns the programs that translate packets on uplinks. They are loaded now, if they are needed, so that those at the
+    /// sockets didn't have to wait.
     ///
     /// # Errors
     ///
-    /// Returns an error if a map can't be opened.
-    pub fn translation(&self) -> Result<Translation, ReadError> {
+    /// Returns an error if a map can't be opened, or if the kernel rejects a program.
+    pub fn translation(&self) -> Result<Translation, LoadError> {
+        if self.has_packets {
+            self.programs.load(translation::ROWS)?;
+        }
         let addresses = MapHandle::open(&self.maps, &table::LINK_ADDRESSES)?;
         let local_ranges = MapHandle::open(&self.maps, &table::LOCAL_RANGES)?;
         let programs = self.uplink_programs(translation::ROWS);
@@ -457,14 +463,8 @@ fn cpus() -> io::Result<u32> {
     u32::try_from(cpus).map_err(io::Error::other)
 }
 
-/// Opens or creates the maps in a directory, and loads every program with them. Leaves out the programs that translate
-/// packets if `has_packets` is false.
-fn load_object(
-    directory: &Path,
-    sizes: MapSizes,
-    globals: &Globals,
-    has_packets: bool,
-) -> Result<Ebpf, LoadError> {
+/// Opens or creates the maps in a directory, and loads every program with them, except those that translate packets.
+fn load_object(directory: &Path, sizes: MapSizes, globals: &Globals) -> Result<Ebpf, LoadError> {
     let mut loader = loader(directory, globals);
     let cpus = cpus().map_err(LoadError::Cpus)?;
     for map in MAPS {
@@ -473,7 +473,7 @@ fn load_object(
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
     PROGRAMS
         .iter()
-        .filter(|program| has_packets || ![table::IN, table::OUT].contains(program))
+        .filter(|program| !translation::ROWS.contains(program))
         .try_for_each(|program| programs::load(&mut ebpf, program))?;
     Ok(ebpf)
 }

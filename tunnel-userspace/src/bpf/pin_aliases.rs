@@ -20,6 +20,7 @@ use nix::{
 use tunnel_common::table::MAPS;
 
 use super::{
+    attach,
     path::{file_system_type, nearest_existing},
     sys,
 };
@@ -73,6 +74,7 @@ impl PinAliases {
             );
         }
         found.add_optional_maps();
+        found.add_filter_programs();
         for directory in &found.directories {
             let opened = File::open(directory);
             match opened.map(|it| Flock::lock(it, FlockArg::LockExclusiveNonblock)) {
@@ -124,6 +126,23 @@ impl PinAliases {
         let pins = optional.flat_map(|row| parents.iter().map(|parent| parent.join(row.name)));
         let is_new = |pin: &PathBuf| pin.exists() && !self.pins.contains(pin);
         let pins: Vec<_> = pins.filter(is_new).collect();
+        self.pins.extend(pins);
+    }
+
+    /// Adds the pins of programs that are attached to uplinks as filters, next to the pins that were found. The new process
+    /// replaces the filters.
+    fn add_filter_programs(&mut self) {
+        let parents: BTreeSet<_> = self.pins.iter().filter_map(|pin| pin.parent()).collect();
+        let entries = parents
+            .into_iter()
+            .flat_map(|parent| fs::read_dir(parent).into_iter());
+        let pins = entries.flatten().flatten().filter(|entry| {
+            let name = entry.file_name();
+            let parsed = name.to_str().and_then(attach::parse_pin_name);
+            parsed.is_some_and(|(_, device)| device.is_some())
+        });
+        let is_new = |pin: &PathBuf| !self.pins.contains(pin);
+        let pins: Vec<_> = pins.map(|entry| entry.path()).filter(is_new).collect();
         self.pins.extend(pins);
     }
 

@@ -22,6 +22,18 @@ impl Programs {
         Self(Arc::new(Mutex::new(ebpf)))
     }
 
+    /// Loads programs into the kernel, unless they have been loaded.
+    pub(super) fn load(&self, rows: &[table::Program]) -> Result<(), LoadError> {
+        let mut ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for row in rows {
+            let is_loaded = ebpf.program(row.name).is_some_and(|it| it.fd().is_ok());
+            if !is_loaded {
+                load(&mut ebpf, row)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns a file descriptor for a program.
     pub(super) fn fd(&self, row: &table::Program) -> io::Result<ProgramFd> {
         let ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);

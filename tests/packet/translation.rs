@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     reason::Reason,
@@ -141,7 +141,7 @@ struct Refused {
 
 impl Refused {
     /// Builds a packet with a correct checksum.
-    fn new(from: IpAddr, to: SocketAddr, protocol: Protocol) -> Self {
+    fn new(from: IpAddr, to: SocketAddr, protocol: Protocol) -> Result<Self> {
         let is_tcp = protocol == Protocol::TCP;
         let number = protocol.number();
         let mut transport = 40_000_u16.to_be_bytes().to_vec();
@@ -169,7 +169,7 @@ impl Refused {
                 header.extend(from.octets().into_iter().chain(to.octets()));
                 (header, [0x86, 0xdd])
             }
-            _ => unreachable!("one family"),
+            _ => bail!("{from} and {to} are of two families"),
         };
         let header = network.len();
         let addresses = if header == 20 { 12..20 } else { 8..40 };
@@ -182,12 +182,12 @@ impl Refused {
         frame.extend(ether_type);
         frame.append(&mut network);
         frame.extend(transport);
-        Self {
+        Ok(Self {
             frame,
             addresses,
             header,
             is_tcp,
-        }
+        })
     }
 
     /// Asserts that a frame is a correct answer to this one.
@@ -249,7 +249,7 @@ fn packets_to_a_frontend_without_endpoints_become_correct_answers() -> Result<()
             loaded.maps.write_frontend(index, &record)?;
             loaded.maps.write_frontend_key(&key, index)?;
             index += 1;
-            let refused = Refused::new(client, frontend, protocol);
+            let refused = Refused::new(client, frontend, protocol)?;
             let (verdict, answer) = loaded.translation.arrive(&refused.frame)?;
             let what = format!("{frontend} {protocol}");
             ensure!(verdict == REDIRECT, "{what}: verdict {verdict}");

@@ -399,6 +399,13 @@ impl Flow {
     pub const fn is_expired(&self, timeouts: &Timeouts, now: u32) -> bool {
         timeouts.is_over(self.seen.phase(self.protocol), self.last_used, now)
     }
+
+    /// Returns true if the entry, taken by itself, has ended or expired.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_unused(&self, timeouts: &Timeouts, now: u32) -> bool {
+        self.flags & Self::ENDED != 0 || self.is_expired(timeouts, now)
+    }
 }
 
 /// Value of the map `link_addresses`: the addresses of this node that stand for clients on a link, or unspecified ones.

@@ -91,9 +91,6 @@ static FLOW_TIMEOUTS: [Global<u32>; 7] = {
     const NONE: Global<u32> = Global::new(0);
     [NONE; 7]
 };
-/// The size in bytes of the link-layer header of packets, without VLAN tags, which are not in the packet. Set by the loader.
-#[unsafe(no_mangle)]
-static LINK_HEADER: Global<u32> = Global::new(14);
 /// The number of CPUs that the kernel may use. Set by the loader.
 #[unsafe(no_mangle)]
 static CPUS: Global<u32> = Global::new(1);
@@ -120,12 +117,6 @@ pub(crate) fn flow_timeouts() -> Timeouts {
         f.load(),
         g.load(),
     ])
-}
-
-/// Returns the size in bytes of the link-layer header.
-#[inline(always)]
-pub(crate) fn link_header() -> u32 {
-    LINK_HEADER.load()
 }
 
 /// Returns the number of CPUs that the kernel may use.

@@ -29,8 +29,6 @@ use tunnel_common::{
     rewrite::{Difference, PacketEdits, TransportChecksum},
 };
 
-use crate::context;
-
 /// The return value that passes the packet on to the next program (`TC_ACT_UNSPEC`, the same as `TCX_NEXT`).
 pub(crate) const NEXT: i32 = -1;
 /// The return value that drops the packet (`TC_ACT_SHOT`, the same as `TCX_DROP`).
@@ -41,6 +39,9 @@ pub(crate) const ETH_P_IPV6: u16 = 0x86dd;
 
 /// `PACKET_HOST`: the link layer has addressed the packet to this host.
 const PACKET_HOST: u32 = 0;
+
+/// The offset of the network header in the packets of a link with Ethernet headers. VLAN tags are not in the packet.
+const NETWORK_HEADER: u32 = 14;
 
 /// Reads a word of the context.
 #[inline(always)]
@@ -162,7 +163,7 @@ impl Edits<'_> {
     /// Writes a value at an offset from the network header.
     #[inline(always)]
     fn store<T: Copy>(&self, offset: u32, value: &T, flags: u64) -> Result<(), NotWritable> {
-        store_at(self.0, context::link_header() + offset, value, flags)
+        store_at(self.0, NETWORK_HEADER + offset, value, flags)
     }
 
     #[inline(always)]
@@ -177,7 +178,7 @@ impl Edits<'_> {
         } else {
             flags
         };
-        let offset = context::link_header() + checksum.offset;
+        let offset = NETWORK_HEADER + checksum.offset;
         // SAFETY: the helper checks the packet's bounds.
         check(unsafe {
             bpf_l4_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), flags)
@@ -199,7 +200,7 @@ impl PacketEdits for Edits<'_> {
 
     #[inline(always)]
     fn update_header_checksum(&mut self, offset: u32, by: Difference) -> Result<(), NotWritable> {
-        let offset = context::link_header() + offset;
+        let offset = NETWORK_HEADER + offset;
         // SAFETY: the helper checks the packet's bounds.
         check(unsafe { bpf_l3_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), 0) })
     }

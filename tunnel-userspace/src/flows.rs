@@ -9,6 +9,8 @@ mod list;
 mod sweep;
 mod sweeper;
 
+use std::{iter, ops::Deref};
+
 use tunnel_common::flow::{Flow, FlowKey, Role, Seen};
 
 pub use self::{
@@ -16,7 +18,10 @@ pub use self::{
     sweep::{FlowCounts, SweepError, sweep},
     sweeper::{FlowSweeper, FlowsView, SweeperSettings},
 };
-use crate::reconcile::{ReadError, WriteError};
+use crate::{
+    clock::since_boot,
+    reconcile::{ReadError, WriteError},
+};
 
 /// Reads and removes the entries of the map `flows`. `bpf` implements it for the kernel's map.
 pub trait FlowMap: Send + Sync + 'static {
@@ -44,6 +49,35 @@ pub trait FlowMap: Send + Sync + 'static {
     ///
     /// Returns an error if the entry can't be removed.
     fn remove(&self, key: &FlowKey) -> Result<(), WriteError>;
+}
+
+/// Returns all entries of a map. They are read while the iterator is used, some at a time. The iterator ends after an error.
+pub fn entries<P>(map: P) -> impl Iterator<Item = Result<Flow, ReadError>>
+where
+    P: Deref<Target: FlowMap>,
+{
+    let mut position = Some(None);
+    let batches = iter::from_fn(move || {
+        let batch = map.read_some(position?);
+        position = match &batch {
+            Ok((_, next)) => next.map(Some),
+            Err(_) => None,
+        };
+        Some(batch)
+    });
+    batches.flat_map(|batch| {
+        let (flows, error) = match batch {
+            Ok((flows, _)) => (flows, None),
+            Err(error) => (Vec::new(), Some(Err(error))),
+        };
+        flows.into_iter().map(Ok).chain(error)
+    })
+}
+
+/// Returns the time since boot in seconds, as the programs store it in flows.
+#[must_use]
+pub fn now() -> u32 {
+    u32::try_from(since_boot().as_secs()).unwrap_or(u32::MAX)
 }
 
 /// Returns the entry with a role of the flow that an entry belongs to, if it belongs to the same flow.

@@ -78,7 +78,7 @@ fn rank<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
         if flow.has_ends_of(&run.flow) {
             return KEPT;
         }
-        if flow.flags & Flow::ENDED != 0 || flow.is_expired(&maps.timeouts(), run.now) {
+        if flow.is_unused(&maps.timeouts(), run.now) {
             return 0;
         }
         match flow.seen.phase(flow.protocol) {

@@ -309,9 +309,7 @@ pub fn is_unused<T: Flows + ?Sized>(maps: &T) -> bool {
         if !copy_entry(maps, &key, other) {
             return false;
         }
-        other.flags & Flow::ENDED != 0
-            || other.is_expired(&maps.timeouts(), run.now)
-            || other.has_ends_of(&run.flow)
+        other.is_unused(&maps.timeouts(), run.now) || other.has_ends_of(&run.flow)
     });
     is_unused.unwrap_or(false)
 }

@@ -2,16 +2,12 @@
 
 use std::io;
 
-use super::{
-    FlowParts,
-    json_list::{CHUNK_BYTES, ListWriter},
-};
+use super::{FlowParts, json_list::ListWriter};
 use crate::flows::FlowFilter;
 
-/// Writes a list of flows as a JSON array, in chunks.
+/// Writes a list of flows as a JSON array.
 pub(super) struct FlowWriter {
-    /// The remaining flows, or `None` after the end of the list.
-    flows: Option<FlowParts>,
+    flows: FlowParts,
     /// True if a flow has been written.
     has_flow: bool,
 }
@@ -19,30 +15,22 @@ pub(super) struct FlowWriter {
 impl FlowWriter {
     pub(super) const fn new(flows: FlowParts) -> Self {
         Self {
-            flows: Some(flows),
+            flows,
             has_flow: false,
         }
     }
 }
 
 impl ListWriter for FlowWriter {
-    fn next_chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Some(mut flows) = self.flows.take() else {
-            return Ok(None);
+    fn write_next(&mut self, chunk: &mut Vec<u8>) -> io::Result<bool> {
+        let Some(flow) = self.flows.next() else {
+            chunk.extend_from_slice(if self.has_flow { b"]" } else { b"[]" });
+            return Ok(false);
         };
-        let mut chunk = Vec::new();
-        while chunk.len() < CHUNK_BYTES {
-            let before = if self.has_flow { b',' } else { b'[' };
-            let Some(flow) = flows.next() else {
-                chunk.extend_from_slice(if self.has_flow { b"]" } else { b"[]" });
-                return Ok(Some(chunk));
-            };
-            chunk.push(before);
-            serde_json::to_writer(&mut chunk, &flow?)?;
-            self.has_flow = true;
-        }
-        self.flows = Some(flows);
-        Ok(Some(chunk))
+        chunk.push(if self.has_flow { b',' } else { b'[' });
+        serde_json::to_writer(chunk, &flow?)?;
+        self.has_flow = true;
+        Ok(true)
     }
 }
 
@@ -72,7 +60,7 @@ pub(super) fn parse_query(query: &str) -> Result<FlowFilter, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flows::FlowView;
+    use crate::{admin::json_list::next_chunk, flows::FlowView};
 
     fn written(count: usize) -> Vec<u8> {
         let flows = (0..count).map(|number| {
@@ -81,8 +69,8 @@ mod tests {
                 ..FlowView::default()
             })
         });
-        let mut writer = FlowWriter::new(Box::new(flows));
-        let chunks = std::iter::from_fn(|| writer.next_chunk().expect("written"));
+        let mut writer = Some(FlowWriter::new(Box::new(flows)));
+        let chunks = std::iter::from_fn(|| next_chunk(&mut writer).expect("written"));
         chunks.flatten().collect()
     }
 

@@ -25,8 +25,21 @@ pub(super) const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// A list in JSON that is written in chunks.
 pub(super) trait ListWriter: Send + 'static {
-    /// Returns the next chunk, or `None` after the last one.
-    fn next_chunk(&mut self) -> io::Result<Option<Vec<u8>>>;
+    /// Adds the next item to a chunk. After the last item, adds the end of the list, and returns false.
+    fn write_next(&mut self, chunk: &mut Vec<u8>) -> io::Result<bool>;
+}
+
+/// Returns the next chunk of a list, or `None` after the last one. Removes the writer with the end of the list.
+pub(super) fn next_chunk(writer: &mut Option<impl ListWriter>) -> io::Result<Option<Vec<u8>>> {
+    let Some(list) = writer else { return Ok(None) };
+    let mut chunk = Vec::new();
+    while chunk.len() < CHUNK_BYTES {
+        if !list.write_next(&mut chunk)? {
+            *writer = None;
+            break;
+        }
+    }
+    Ok(Some(chunk))
 }
 
 /// Limits the number of lists that a listener sends at a time.
@@ -60,9 +73,10 @@ impl ListLimit {
 /// Returns a body whose chunks are created one by one, each when the client is ready to receive it. Chunks are
 /// created on a blocking thread, because reading the counters of many ports would delay other tasks.
 fn body(writer: impl ListWriter, permit: OwnedSemaphorePermit) -> ResponseBody {
-    let chunks = stream::try_unfold((writer, permit), |(mut writer, permit)| async move {
+    let start = (Some(writer), permit);
+    let chunks = stream::try_unfold(start, |(mut writer, permit)| async move {
         let next = spawn_blocking(move || {
-            let chunk = writer.next_chunk();
+            let chunk = next_chunk(&mut writer);
             (writer, chunk)
         });
         let (writer, chunk) = next.await?;

@@ -239,24 +239,16 @@ fn encode_maps(
 ) -> fmt::Result {
     let flows = views.flows.borrow().clone();
     // The size of the map of flows is a number of flows, but a flow has several entries.
-    let flow_map = [(
-        MapSize::Flows.label(),
-        flows.entries,
-        f64::from(flows.capacity),
-    )];
-    let flow_map = flow_map
-        .into_iter()
-        .filter(|(_, _, capacity)| *capacity > 0.0);
+    let of_flows = (flows.capacity > 0).then_some([("map", MapSize::Flows.label())]);
     let maps = used_entries(stats).map(|(size, used)| (size.label(), size, used));
     let used = maps.clone();
     let used = used.map(|(map, _, used)| ([("map", map)], number(used)));
-    let of_flows = flow_map.clone();
-    let used = used.chain(of_flows.map(|(map, used, _)| ([("map", map)], number(used))));
+    let used = used.chain(of_flows.map(|map| (map, number(flows.entries))));
     out.gauges("culvert_map_entries", "Entries in use", used)?;
     let sizes = &views.setup.maps;
     let capacities = |size: MapSize| sizes.get(size.key()).copied().map_or(0.0, f64::from);
     let capacities = maps.map(|(map, size, _)| ([("map", map)], capacities(size)));
-    let capacities = capacities.chain(flow_map.map(|(map, _, all)| ([("map", map)], all)));
+    let capacities = capacities.chain(of_flows.map(|map| (map, f64::from(flows.capacity))));
     let help = "The capacity in entries";
     out.gauges("culvert_map_capacity_entries", help, capacities)?;
     let refused = stats.problems.iter();

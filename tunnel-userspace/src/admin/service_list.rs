@@ -2,16 +2,13 @@
 
 use std::io;
 
-use super::{
-    ServiceParts,
-    json_list::{CHUNK_BYTES, ListWriter},
-};
+use super::{ServiceParts, json_list::ListWriter};
 use crate::reconcile::ServicePart;
 
-/// Writes a list of Services as a JSON array, in chunks.
+/// Writes a list of Services as a JSON array.
 pub(super) struct ServiceWriter {
-    /// The remaining parts, or `None` after the end of the list.
-    parts: Option<ServiceParts>,
+    /// The remaining parts.
+    parts: ServiceParts,
     /// The number of Services written so far.
     services: usize,
     /// True if the current Service has a port.
@@ -19,9 +16,9 @@ pub(super) struct ServiceWriter {
 }
 
 impl ServiceWriter {
-    pub(super) fn new(parts: ServiceParts) -> Self {
+    pub(super) const fn new(parts: ServiceParts) -> Self {
         Self {
-            parts: Some(parts),
+            parts,
             services: 0,
             has_port: false,
         }
@@ -53,21 +50,14 @@ impl ServiceWriter {
 }
 
 impl ListWriter for ServiceWriter {
-    fn next_chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Some(mut parts) = self.parts.take() else {
-            return Ok(None);
+    fn write_next(&mut self, chunk: &mut Vec<u8>) -> io::Result<bool> {
+        let Some(part) = self.parts.next() else {
+            let end: &[u8] = if self.services > 0 { b"]}]" } else { b"[]" };
+            chunk.extend_from_slice(end);
+            return Ok(false);
         };
-        let mut chunk = Vec::new();
-        while chunk.len() < CHUNK_BYTES {
-            let Some(part) = parts.next() else {
-                let end: &[u8] = if self.services > 0 { b"]}]" } else { b"[]" };
-                chunk.extend_from_slice(end);
-                return Ok(Some(chunk));
-            };
-            self.write(&mut chunk, &part)?;
-        }
-        self.parts = Some(parts);
-        Ok(Some(chunk))
+        self.write(chunk, &part)?;
+        Ok(true)
     }
 }
 
@@ -86,7 +76,7 @@ mod tests {
     use crate::{
         admin::{
             http_server::ResponseBody,
-            json_list::{ListLimit, MAX_LISTS, MAX_WAIT},
+            json_list::{CHUNK_BYTES, ListLimit, MAX_LISTS, MAX_WAIT},
         },
         model::ObjectName,
         reconcile::{PortView, ServiceView},

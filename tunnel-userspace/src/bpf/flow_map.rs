@@ -9,7 +9,7 @@ use tunnel_common::{
 
 use super::sys::MapHandle;
 use crate::{
-    flows::{FlowMap, SweepError},
+    flows::{self, FlowMap, SweepError},
     reconcile::{GracePeriod, ReadError, WriteError},
 };
 
@@ -25,9 +25,7 @@ impl KernelFlows {
     pub(super) fn open(directory: &Path) -> Result<Self, ReadError> {
         MapHandle::open(directory, &table::FLOWS).map(Self)
     }
-}
 
-impl KernelFlows {
     /// Copies the entries that another map lacks, first those of open connections, until the other map is full.
     fn copy_to(&self, other: &Self) -> Result<(), SweepError> {
         let is_open = |flow: &Flow| {
@@ -43,14 +41,10 @@ impl KernelFlows {
         other: &Self,
         is_wanted: impl Fn(&Flow) -> bool,
     ) -> Result<(), SweepError> {
-        let mut next = Some(None);
-        while let Some(position) = next {
-            let (flows, following) = self.read_some(position)?;
-            next = following.map(Some);
-            for flow in flows.iter().filter(|flow| is_wanted(flow)) {
-                if !other.0.insert(&flow.key(), flow)? {
-                    return Ok(());
-                }
+        for flow in flows::entries(self) {
+            let flow = flow?;
+            if is_wanted(&flow) && !other.0.insert(&flow.key(), &flow)? {
+                return Ok(());
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Lists flows.
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use tunnel_common::{
@@ -57,27 +57,9 @@ pub fn list<M: FlowMap>(
         let service = filter.service.is_none() || names.contains(flow.service);
         flow.role == Role::DIALLED && flow.flags & Flow::ENDED == 0 && is_client && service
     };
-    let mut batch = VecDeque::new();
-    let mut position = Some(None);
-    std::iter::from_fn(move || {
-        loop {
-            if let Some(flow) = batch.pop_front() {
-                return Some(view(&*map, &flow, &names, now));
-            }
-            match map.read_some(position?) {
-                Ok((flows, next)) => {
-                    batch.extend(flows.into_iter().filter(|flow| is_wanted(flow, &names)));
-                    position = next.map(Some);
-                }
-                Err(error) => {
-                    position = None;
-                    return Some(Err(error));
-                }
-            }
-            if batch.is_empty() && position.is_none() {
-                return None;
-            }
-        }
+    super::entries(Arc::clone(&map)).filter_map(move |flow| match flow {
+        Ok(flow) => is_wanted(&flow, &names).then(|| view(&*map, &flow, &names, now)),
+        Err(error) => Some(Err(error)),
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tunnel_common::flow::{Endpoint, Flow, Phase, Role, Timeouts};
 
-use super::{Activity, FlowMap, entry_of};
+use super::{Activity, FlowMap, entries, entry_of};
 use crate::reconcile::{ReadError, WriteError};
 
 /// An error that can occur during a sweep.
@@ -38,24 +38,17 @@ pub struct FlowCounts {
 /// Returns an error if the map can't be read or written.
 pub fn sweep<M: FlowMap>(map: &M, timeouts: &Timeouts, now: u32) -> Result<FlowCounts, SweepError> {
     let mut counts = FlowCounts::default();
-    let mut position = None;
-    loop {
-        let (flows, next) = map.read_some(position)?;
-        for flow in &flows {
-            counts.entries += 1;
-            if flow.role == Role::DIALLED {
-                sweep_flow(map, (timeouts, now), flow, &mut counts)?;
-            } else if is_idle(flow, timeouts, now) && entry_of(map, flow, Role::DIALLED)?.is_none()
-            {
-                // The rest of the flow is gone.
-                remove(map, (timeouts, now), flow, &mut counts)?;
-            }
-        }
-        match next {
-            Some(next) => position = Some(next),
-            None => return Ok(counts),
+    for flow in entries(map) {
+        let flow = flow?;
+        counts.entries += 1;
+        if flow.role == Role::DIALLED {
+            sweep_flow(map, (timeouts, now), &flow, &mut counts)?;
+        } else if flow.is_unused(timeouts, now) && entry_of(map, &flow, Role::DIALLED)?.is_none() {
+            // The rest of the flow is gone.
+            remove(map, (timeouts, now), &flow, &mut counts)?;
         }
     }
+    Ok(counts)
 }
 
 /// Counts a flow, or removes its entries if it is over.
@@ -88,11 +81,6 @@ fn sweep_flow<M: FlowMap>(
     Ok(())
 }
 
-/// Returns true if an entry by itself has ended, or has been idle for too long.
-fn is_idle(flow: &Flow, timeouts: &Timeouts, now: u32) -> bool {
-    flow.flags & Flow::ENDED != 0 || flow.is_expired(timeouts, now)
-}
-
 /// Removes an entry, unless another flow has taken its key, or a packet has used it since it was read.
 fn remove<M: FlowMap>(
     map: &M,
@@ -104,7 +92,7 @@ fn remove<M: FlowMap>(
     let current = map.find(&key)?;
     let is_same = current.is_some_and(|current| {
         current.has_ends_of(entry)
-            && (current.last_used == entry.last_used || is_idle(&current, timeouts, now))
+            && (current.last_used == entry.last_used || current.is_unused(timeouts, now))
     });
     if is_same {
         map.remove(&key)?;

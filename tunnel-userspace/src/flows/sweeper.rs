@@ -14,8 +14,8 @@ use tunnel_common::{
     reason::Reason,
 };
 
-use super::{FlowCounts, FlowMap, sweep};
-use crate::{clock::since_boot, drain, error_chain::chain, model::ObjectWarning, publish};
+use super::{FlowCounts, FlowMap, now, sweep};
+use crate::{drain, error_chain::chain, model::ObjectWarning, publish};
 
 /// The minimum pause between two sweeps.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -98,7 +98,7 @@ impl<M: FlowMap> FlowSweeper<M> {
 
     async fn sweep(&mut self) {
         let (map, timeouts) = (Arc::clone(&self.map), self.settings.timeouts);
-        let now = u32::try_from(since_boot().as_secs()).unwrap_or(u32::MAX);
+        let now = now();
         let swept = spawn_blocking(move || sweep(&*map, &timeouts, now)).await;
         let swept = match swept {
             Ok(swept) => swept.map_err(|error| chain(&error)),
@@ -162,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn refused_flows_are_reported_and_the_others_are_counted() {
         let map = Arc::new(MemoryFlows::default());
-        let now = u32::try_from(since_boot().as_secs()).expect("a short time");
+        let now = now();
         map.insert_all(
             dialled("203.0.113.9:1", Protocol::TCP, now, Seen::NOTHING),
             now,

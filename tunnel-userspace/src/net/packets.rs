@@ -180,16 +180,19 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         // The packets of a port of a bridge or bond belong to the bridge or bond.
         uplinks.retain(|index, _| !network.snapshot.has_master(*index));
         // The programs expect an Ethernet header.
-        let mut without_ethernet = uplinks.clone();
-        without_ethernet.retain(|index, _| !network.snapshot.has_ethernet(*index));
-        uplinks.retain(|index, _| network.snapshot.has_ethernet(*index));
+        let (uplinks, without_ethernet): (BTreeMap<_, _>, BTreeMap<_, _>) = uplinks
+            .into_iter()
+            .partition(|(index, _)| network.snapshot.has_ethernet(*index));
         let warnings = without_ethernet.values().map(|uplink| {
             format!("uplink {uplink} has no Ethernet header, so packets that arrive on it are not translated")
         });
-        let of_node = self.settings.uses_node_address.then_some(&network);
-        let of_node = of_node.map_or(&[][..], |network| &network.internal_ips);
+        let preferred: &[IpAddr] = if self.settings.uses_node_address {
+            &network.internal_ips
+        } else {
+            &[]
+        };
         let links = uplinks.keys().copied();
-        let addresses = network.snapshot.client_addresses(links, of_node);
+        let addresses = network.snapshot.client_addresses(links, preferred);
         let local_ranges = self.settings.local_senders.ranges(&network.pod_ranges);
         let mut problems = Vec::from_iter(network.problem);
         let is_complete = problems.is_empty() && network.links.missing.is_none();

@@ -9,7 +9,6 @@ use super::kernel_setup::KernelSetup;
 use crate::{
     admin::ListFlows,
     app::{RoleError, failed},
-    clock::since_boot,
     config::Config,
     flows::{self, FlowSweeper, FlowsView, SweeperSettings},
     model::ObjectWarning,
@@ -59,8 +58,7 @@ pub(super) fn start(
     let services = kernel.published_services();
     let list: ListFlows = Box::new(move |filter| {
         let names = services.port_names(filter.service.as_deref());
-        let now = u32::try_from(since_boot().as_secs()).unwrap_or(u32::MAX);
-        let flows = flows::list(Arc::clone(&map), filter, names, now);
+        let flows = flows::list(Arc::clone(&map), filter, names, flows::now());
         Box::new(flows.map(|flow| flow.map_err(io::Error::other)))
     });
     Ok(Flows {

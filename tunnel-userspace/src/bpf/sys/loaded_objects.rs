@@ -33,34 +33,27 @@ pub(in crate::bpf) fn attached_programs(
     hook: u32,
     with_ancestors: bool,
 ) -> io::Result<Vec<u32>> {
-    let mut ids = vec![0_u32; usize::try_from(MAX_PROGRAMS).map_err(io::Error::other)?];
     let flags = if with_ancestors {
         BPF_F_QUERY_EFFECTIVE
     } else {
         0
     };
-    let mut attr = Attr::new()
-        .fd(0, cgroup)
-        .u32(4, hook)
-        .u32(8, flags)
-        .pointer(16, ids.as_mut_ptr())
-        .u32(24, MAX_PROGRAMS);
-    // SAFETY: the buffer has room for as many numbers as the attribute declares, and outlives the call.
-    unsafe { attr.call(BPF_PROG_QUERY) }?;
-    let count = usize::try_from(attr.read_u32(24)).map_err(io::Error::other)?;
-    ids.truncate(count);
-    Ok(ids)
+    query_programs(Attr::new().fd(0, cgroup).u32(8, flags), hook)
 }
 
 /// Returns the numbers of the programs that run for a hook of a device, in the order in which they run. Leaves out filters.
 pub(in crate::bpf) fn programs_on_device(device: u32, hook: u32) -> io::Result<Vec<u32>> {
+    query_programs(Attr::new().u32(0, device), hook)
+}
+
+/// Returns the numbers of the programs that run for a hook of the target in an attribute.
+fn query_programs(target: Attr, hook: u32) -> io::Result<Vec<u32>> {
     let mut ids = vec![0_u32; usize::try_from(MAX_PROGRAMS).map_err(io::Error::other)?];
-    let mut attr = Attr::new()
-        .u32(0, device)
+    let mut attr = target
         .u32(4, hook)
         .pointer(16, ids.as_mut_ptr())
         .u32(24, MAX_PROGRAMS);
-    // SAFETY: as for `attached_programs`.
+    // SAFETY: the buffer has room for as many numbers as the attribute declares, and outlives the call.
     unsafe { attr.call(BPF_PROG_QUERY) }?;
     let count = usize::try_from(attr.read_u32(24)).map_err(io::Error::other)?;
     ids.truncate(count);

@@ -28,7 +28,7 @@ use crate::{
 /// The index in the array `packet_state` of the answers to refused packets ([`crate::refusal::Refusals`]).
 pub const REFUSALS: u32 = 0;
 /// The index in the array `packet_state` of the time, in seconds since boot, until which no flow begins, while flows are moved
-/// to another map.
+/// to another map. Packets that begin flows arrive again and again until then.
 pub const FROZEN_UNTIL: u32 = 1;
 
 /// An address and a port.

@@ -36,6 +36,10 @@ use crate::{
 /// The maximum number of ports that are tried for a flow.
 pub const MAX_PORT_TRIES: u32 = 16;
 
+/// The distance between the places of ports that are tried one after another: 2^32 divided by the golden ratio, which spreads
+/// the places evenly, so that each port of a small range is tried.
+const PORT_STEP: u32 = 0x9e37_79b9;
+
 /// The maps, the clock and the node, as [`arrive`] and [`leave`] need them.
 pub trait Flows: decide::Maps {
     /// Calls a function with the state of this run, or returns `None` if there is none. No other method may be called
@@ -70,7 +74,7 @@ pub trait Flows: decide::Maps {
     /// Returns the time in seconds since boot.
     fn seconds(&self) -> u32;
 
-    /// Returns true if no flow may begin, because the flows are being moved to another map.
+    /// Returns true if no flow of a protocol may begin, because the flows are being moved to another map.
     fn is_frozen(&self) -> bool;
 
     /// Returns the timeouts.
@@ -85,8 +89,9 @@ pub trait Flows: decide::Maps {
     /// Returns true if a client's port may also be the port that stands for it.
     fn may_keep_port(&self, port: Port) -> bool;
 
-    /// Returns a port that may stand for a client, chosen at random.
-    fn random_port(&self) -> Port;
+    /// Returns the port that may stand for a client at a place in their range, from 0 for the first one to [`u32::MAX`] for
+    /// the last one.
+    fn port_at(&self, place: u32) -> Port;
 
     /// Calls [`steps::find_arriving`].
     #[inline(always)]
@@ -204,7 +209,7 @@ fn insert_entries<T: Flows>(maps: &T) -> Step {
             Insertion::Full => return refuse(maps, Reason::FlowsFull),
             Insertion::Exists => {}
         }
-        let port = maps.random_port();
+        let port = maps.port_at(maps.random());
         maps.with_run(|run| run.flow.forwarded_port = port);
     }
     refuse(maps, Reason::PortsFull)
@@ -280,11 +285,12 @@ pub fn leave<T: Flows>(
 /// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
 #[inline(always)]
 fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) -> Step {
+    let mut place = maps.random();
     maps.with_run(|run| {
         let port = run.source.port;
         run.flow.masquerade = Endpoint::new(own, port);
         if !maps.may_keep_port(port) {
-            run.flow.masquerade.port = maps.random_port();
+            run.flow.masquerade.port = maps.port_at(place);
         }
     });
     for _ in 0..MAX_PORT_TRIES {
@@ -295,7 +301,8 @@ fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) 
                 Insertion::Exists => {}
             }
         }
-        maps.with_run(|run| run.flow.masquerade.port = maps.random_port());
+        place = place.wrapping_add(PORT_STEP);
+        maps.with_run(|run| run.flow.masquerade.port = maps.port_at(place));
     }
     refuse(maps, Reason::PortsFull)
 }

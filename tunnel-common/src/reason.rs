@@ -107,8 +107,6 @@ reasons! {
         PacketFragment = 24, "packet_fragment", "packet left alone: it is a fragment";
         /// A packet was refused, and its sender got no answer.
         RefusalUnsent = 25, "refusal_unsent", "no answer to a refused packet: service.packets.refusalsPerSecond is reached, or the packet has IP options or extension headers";
-        /// Dropped: the packet would begin a flow while the flows are moved to another map.
-        FlowsFrozen = 26, "flows_frozen", "packet dropped: it begins a flow while the flows move to a map of another size; its sender repeats it";
     }
     daemon {
         /// Not programmed: there is no room for another frontend.

@@ -82,6 +82,7 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
             count(maps::count_refused);
             return packet::answer::refuse(ctx);
         }
+        Step::Defer => return packet::arrive_again(ctx),
         Step::Drop => {
             count(maps::count_refused);
             return DROP;

@@ -11,13 +11,13 @@ use core::{
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{
-        __sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM,
+        __sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM,
         bpf_hdr_start_off::BPF_HDR_START_NET, bpf_sock_tuple,
         bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 as SockTupleV4,
         bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 as SockTupleV6,
     },
     helpers::generated::{
-        bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_sk_lookup_udp, bpf_sk_release,
+        bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_sk_lookup_udp, bpf_sk_release,
         bpf_skb_load_bytes_relative, bpf_skb_store_bytes, bpf_skc_lookup_tcp,
     },
     programs::TcContext,
@@ -72,6 +72,14 @@ pub(crate) fn is_for_this_host(ctx: &TcContext) -> bool {
 #[inline(always)]
 pub(crate) fn has_tag(ctx: &TcContext) -> bool {
     read_context(ctx, offset_of!(__sk_buff, vlan_present)) != 0
+}
+
+/// Makes a packet arrive once more at its link, after those that have arrived meanwhile. Returns the verdict.
+#[inline(always)]
+pub(crate) fn arrive_again(ctx: &TcContext) -> i32 {
+    // SAFETY: the helper takes any link.
+    let verdict = unsafe { bpf_redirect(link(ctx), u64::from(BPF_F_INGRESS)) };
+    i32::try_from(verdict).unwrap_or(DROP)
 }
 
 /// Returns the index of the link that a packet arrives on or leaves by.

@@ -119,6 +119,9 @@ fn remove_others<T: Flows + ?Sized>(maps: &T, dialled: &Flow, other: &mut Flow) 
     maps.remove_flow(&key);
     if !other.masquerade.is(&Endpoint::NONE) {
         key = other.key_of(Role::MASQUERADED);
-        maps.remove_flow(&key);
+        // The port may belong to another flow by now.
+        if copy_entry(maps, &key, other) && other.has_ends_of(dialled) {
+            maps.remove_flow(&key);
+        }
     }
 }

@@ -130,8 +130,10 @@ pub enum Step {
     Begin = 3,
     /// The packet is dropped and counted, and the sender gets a reset or an ICMP error.
     Refuse = 4,
+    /// The packet arrives once more at the same link, until it can be decided about.
+    Defer = 5,
     /// The packet is dropped and counted.
-    Drop = 5,
+    Drop = 6,
 }
 
 impl Step {
@@ -153,6 +155,7 @@ impl Step {
             2 => Self::Translate,
             3 => Self::Begin,
             4 => Self::Refuse,
+            5 => Self::Defer,
             _ => Self::Drop,
         }
     }

@@ -154,7 +154,10 @@ pub fn end_others<T: Flows + ?Sized>(maps: &T) {
         }
         let masqueraded = run.other.key_of(Role::MASQUERADED);
         if let Some(entry) = find(maps, &masqueraded, &mut run.other) {
-            maps.end_flow(entry);
+            // The port may belong to another flow by now.
+            if run.other.has_ends_of(&run.flow) {
+                maps.end_flow(entry);
+            }
         }
     });
 }
@@ -206,11 +209,7 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
     };
     let (service, packet_flags) = (record.frontend.service, record.frontend.packet_flags);
     if maps.is_frozen() {
-        maps.with_run(|run| {
-            run.flow.service = service;
-            run.set_reason(Reason::FlowsFrozen);
-        });
-        return Step::Drop;
+        return Step::Defer;
     }
     let depends_on_sender = Frontend::MASQUERADE_FOREIGN | Frontend::SHORT_CIRCUIT;
     let locality = if packet_flags & depends_on_sender == 0 {
@@ -305,9 +304,17 @@ pub fn insert<T: Flows + ?Sized>(maps: &T, role: Role, is_new: bool) -> Insertio
 pub fn is_unused<T: Flows + ?Sized>(maps: &T) -> bool {
     let is_unused = maps.with_run(|run| {
         let key = run.flow.key();
-        let other = &mut run.other;
+        let (other, forwarded) = (&mut run.other, &mut run.candidate);
         if !copy_entry(maps, &key, other) {
             return false;
+        }
+        if other.role == Role::MASQUERADED {
+            // This entry is met by the backend's packets only. The forwarded one is met by both directions.
+            let key = other.key_of(Role::FORWARDED);
+            if copy_entry(maps, &key, forwarded) && forwarded.has_ends_of(other) {
+                other.seen = other.seen.union(forwarded.seen);
+                other.last_used = other.last_used.max(forwarded.last_used);
+            }
         }
         other.is_unused(&maps.timeouts(), run.now) || other.has_ends_of(&run.flow)
     });

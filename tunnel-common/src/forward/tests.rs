@@ -76,6 +76,40 @@ fn without_a_free_port_a_client_is_refused_and_the_others_go_on() {
 }
 
 #[test]
+fn each_port_of_a_small_range_is_used_before_a_client_is_refused() {
+    for ports in 1..=5 {
+        let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+        node.masquerade();
+        node.ports = ports;
+        // The clients' own port is taken.
+        node.taken.borrow_mut().push(40_000);
+        let client = |number| Client::new(&node, &format!("203.0.113.{number}:40000"), VIP, true);
+        for number in 1..=ports {
+            client(number).connect();
+        }
+        let refused = client(100).send(SYN);
+        assert_eq!(refused, Err((Reason::PortsFull, true)), "{ports}");
+    }
+}
+
+#[test]
+fn a_port_is_free_once_its_flow_has_been_closed_by_both_ends_for_some_time() {
+    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    node.masquerade();
+    node.ports = 1;
+    node.taken.borrow_mut().push(40_000);
+    let first = Client::new(&node, CLIENT, VIP, true);
+    let (seen, backend) = first.connect();
+    first.send(FIN | ACK).expect("open");
+    first.expect_reply((seen, backend), FIN | ACK);
+
+    let other = Client::new(&node, "203.0.113.10:40000", VIP, true);
+    assert_eq!(other.send(SYN), Err((Reason::PortsFull, true)));
+    node.wait(121);
+    assert_eq!(other.connect().0, seen);
+}
+
+#[test]
 fn one_client_port_reaches_one_backend_by_two_frontends() {
     const OTHER: &str = "198.51.100.2:80";
     for must_masquerade in [false, true] {
@@ -454,7 +488,9 @@ fn while_flows_are_moved_none_begins_and_others_go_on() {
         let ends = open.send(ACK).expect("open");
         open.expect_reply(ends, ACK);
         let other = Client::new(&node, "203.0.113.10:40000", VIP, true);
-        assert_eq!(other.send(SYN), Err((Reason::FlowsFrozen, true)));
+        let ends = (endpoint("203.0.113.10:40000"), endpoint(VIP));
+        let packet = fixture::packet(ends, protocol, SYN);
+        assert_eq!(arrive(&node, &packet), super::Step::Defer);
         node.is_frozen.set(false);
         other.connect();
     }

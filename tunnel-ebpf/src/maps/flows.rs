@@ -175,15 +175,14 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn random_port(&self) -> Port {
+    fn port_at(&self, place: u32) -> Port {
         let [first, count] = context::masquerade_ports();
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the loader sets a range of ports"
         )]
         // A product instead of a remainder, because the number of ports may be 0 for the verifier.
-        let port =
-            (first + ((u64::from(context::random()) * u64::from(count)) >> 32) as u32) as u16;
+        let port = (first + ((u64::from(place) * u64::from(count)) >> 32) as u32) as u16;
         Port::from_host(port)
     }
 

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use self::{kernel_setup::KernelSetup, locks::Locks};
 use super::{
-    RoleError, descriptor_limit, failed, node_tunnel::NodeTunnel, other_error,
+    RoleError, descriptor_limit, failed, node_tunnel::NodeTunnel,
     shutdown_signals::ShutdownSignals, sources::Sources,
 };
 use crate::{
@@ -291,25 +291,23 @@ fn save_held_addresses(config: &Config, kernel: &mut KernelSetup, tasks: &mut Ta
     }
 }
 
-/// Attaches the programs that translate packets. If they use another map of flows than those before, no flow begins meanwhile.
-fn move_flows(data_path: &DataPath, attach: impl FnOnce() -> bool) {
+/// Attaches the programs that translate packets. If they use another map of flows than those before, moves the flows.
+fn move_flows(data_path: &DataPath, attach: impl FnOnce()) {
     let Some(flows) = data_path.moving_flows() else {
         attach();
         return;
     };
-    let frozen = RcuGrace::new().map_err(other_error).and_then(|grace| {
-        let frozen = flows.freeze(&grace, since_boot());
-        frozen.map_err(other_error)
-    });
-    if let Err(error) = frozen {
-        let error = &error as &dyn std::error::Error;
-        warn!(
-            error,
-            "cannot move all flows of packets; connections may break"
-        );
+    match RcuGrace::new() {
+        Ok(grace) => flows.finish(&grace, since_boot(), attach),
+        Err(error) => {
+            let error = &error as &dyn std::error::Error;
+            warn!(
+                error,
+                "cannot move all flows of packets; connections may break"
+            );
+            attach();
+        }
     }
-    attach();
-    flows.finish();
 }
 
 fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
@@ -360,7 +358,9 @@ fn start_translation(
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);
         let mut packets = PacketLinks::new(translation, links.clone(), settings, view);
-        move_flows(data_path, || packets.check(false));
+        move_flows(data_path, || {
+            packets.check(false);
+        });
         tasks.start("packets", packets.run(tasks.draining()));
     } else if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
         let error = &error as &dyn std::error::Error;

@@ -51,8 +51,7 @@ impl KernelFlows {
     }
 }
 
-/// Flows that move from a map to another one, of another size. Until [`Self::finish`], no flow begins, so that the new map
-/// has all flows when the programs that use it are attached.
+/// Flows that move from a map to another one, of another size, while the programs that use it are replaced.
 #[derive(Debug)]
 pub struct MovingFlows {
     old: KernelFlows,
@@ -60,8 +59,9 @@ pub struct MovingFlows {
     state: MapHandle<u32, u64>,
 }
 
-/// The maximum time for which no flow begins, if the daemon is killed meanwhile.
-const MAX_FREEZE: Duration = Duration::from_secs(10);
+/// The maximum time for which no flow begins, if the daemon is killed meanwhile. The programs compare whole seconds. Packets
+/// that arrive again and again keep a CPU busy.
+const MAX_FREEZE: Duration = Duration::from_secs(2);
 
 impl MovingFlows {
     /// Opens both maps, and copies the flows for the first time, which takes most of the time.
@@ -75,27 +75,33 @@ impl MovingFlows {
         Ok(moving)
     }
 
-    /// Makes the programs begin no more flows, and copies those that have begun since. `now` is the time since boot.
+    /// Moves the flows, and calls `replace` to replace the programs. `now` is the time since boot.
     ///
-    /// # Errors
-    ///
-    /// Returns an error if a map can't be read or written.
-    pub fn freeze(&self, grace: &impl GracePeriod, now: Duration) -> Result<(), SweepError> {
+    /// No flow begins from the last copy to the replacement, because a packet of one that the new programs don't know would
+    /// reset it.
+    pub fn finish(&self, grace: &impl GracePeriod, now: Duration, replace: impl FnOnce()) {
         let until = now.saturating_add(MAX_FREEZE).as_secs();
-        self.state.write(&FROZEN_UNTIL, &until)?;
+        let frozen = self.freeze(until);
         // A program may be about to begin a flow.
         if let Err(error) = grace.wait() {
             tracing::warn!(%error, "cannot wait for the programs; flows may be lost");
         }
-        self.old.copy_to(&self.new)
+        let copied = self.old.copy_to(&self.new);
+        replace();
+        let thawed = self.freeze(0);
+        for result in [frozen, copied, thawed] {
+            if let Err(error) = result {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(
+                    error,
+                    "cannot move all flows of packets; connections may break"
+                );
+            }
+        }
     }
 
-    /// Lets flows begin again.
-    pub fn finish(&self) {
-        if let Err(error) = self.state.write(&FROZEN_UNTIL, &0) {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "flows begin only after {MAX_FREEZE:?}");
-        }
+    fn freeze(&self, until: u64) -> Result<(), SweepError> {
+        Ok(self.state.write(&FROZEN_UNTIL, &until)?)
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) struct Node {
     pub(super) taken: RefCell<Vec<u16>>,
     pub(super) masquerades_all: bool,
     pub(super) is_frozen: Cell<bool>,
+    /// The number of ports that may stand for clients. They begin at 1024.
+    pub(super) ports: u16,
     pub(super) local_ranges: Vec<SourceRange>,
     pub(super) now: Cell<u32>,
     numbers: Cell<u32>,
@@ -89,6 +91,7 @@ impl Node {
             taken: RefCell::default(),
             masquerades_all: false,
             is_frozen: Cell::new(false),
+            ports: 64,
             local_ranges: Vec::new(),
             now: Cell::new(1000),
             numbers: Cell::new(1),
@@ -223,7 +226,7 @@ impl decide::Maps for Node {
                 .wrapping_mul(1_664_525)
                 .wrapping_add(1_013_904_223),
         );
-        self.numbers.get() >> 8
+        self.numbers.get().rotate_left(16)
     }
 
     fn now(&self) -> u64 {
@@ -307,9 +310,9 @@ impl Flows for Node {
         true
     }
 
-    fn random_port(&self) -> Port {
-        let number = u16::try_from(decide::Maps::random(self) % 64).expect("small");
-        Port::from_host(1024 + number)
+    fn port_at(&self, place: u32) -> Port {
+        let number = (u64::from(place) * u64::from(self.ports)) >> 32;
+        Port::from_host(1024 + u16::try_from(number).expect("a port"))
     }
 }
 
@@ -349,6 +352,7 @@ fn through_ingress(
         Step::Next | Step::Pass => Ok(ends),
         Step::Translate | Step::Begin => Ok((ends.0.with_port(run.other_port), run.replacement)),
         Step::Refuse => Err((reason(&run), false)),
+        Step::Defer => panic!("a packet arrives once more"),
         Step::Drop => Err((reason(&run), true)),
     }
 }
@@ -371,6 +375,7 @@ fn through_egress(node: &Node, ends: Ends, protocol: Protocol, flags: u8) -> Res
         Step::Next | Step::Pass => Ok(ends),
         Step::Translate | Step::Begin => Ok((run.replacement, ends.1.with_port(run.other_port))),
         Step::Refuse => Err((reason(&run), false)),
+        Step::Defer => panic!("a packet arrives once more"),
         Step::Drop => Err((reason(&run), true)),
     }
 }

@@ -58,12 +58,12 @@ impl Loaded {
     }
 
     fn expect_unchanged(&self, frame: &[u8]) -> Result<()> {
-        for (verdict, after) in [
+        for run in [
             self.translation.arrive(frame)?,
             self.translation.leave(frame)?,
         ] {
-            ensure!(verdict == PASS, "{verdict} for {frame:x?}");
-            ensure!(after == frame, "{frame:x?} became {after:x?}");
+            ensure!(run.verdict == PASS, "{run:?} for {frame:x?}");
+            ensure!(run.frame == frame, "{frame:x?} became {run:x?}");
         }
         Ok(())
     }
@@ -250,10 +250,10 @@ fn packets_to_a_frontend_without_endpoints_become_correct_answers() -> Result<()
             loaded.maps.write_frontend_key(&key, index)?;
             index += 1;
             let refused = Refused::new(client, frontend, protocol)?;
-            let (verdict, answer) = loaded.translation.arrive(&refused.frame)?;
+            let run = loaded.translation.arrive(&refused.frame)?;
             let what = format!("{frontend} {protocol}");
-            ensure!(verdict == REDIRECT, "{what}: verdict {verdict}");
-            refused.expect_answer(&answer).context(what)?;
+            ensure!(run.verdict == REDIRECT, "{what}: verdict {}", run.verdict);
+            refused.expect_answer(&run.frame).context(what)?;
         }
     }
     ensure!(

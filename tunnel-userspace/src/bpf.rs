@@ -85,5 +85,5 @@ pub use self::{
     stray_programs::{StrayPrograms, detach_strays, take_over_strays},
     sys::RcuGrace,
     translation::Translation,
-    uplink_programs::UplinkError,
+    uplink_programs::{FrameRun, UplinkError},
 };

@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    fs,
+    fs, io,
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -69,10 +69,10 @@ const DAMAGES: [Damage; 13] = [
     }),
     damage("all maps' pins removed", Effect::Harmless, |scene| {
         let maps = maps_directory("");
-        Ok(fs::remove_dir_all(scene.node.bpffs().join(maps))?)
+        remove_pins(&scene.node.bpffs().join(maps))
     }),
     damage("the pin directory removed", Effect::Harmless, |scene| {
-        Ok(fs::remove_dir_all(scene.node.bpffs())?)
+        remove_pins(&scene.node.bpffs())
     }),
     damage("a pin replaced by another's", Effect::Harmless, |scene| {
         let links = scene.node.bpffs().join("links");
@@ -225,6 +225,16 @@ fn not_ready(node: &Instance) -> String {
             }
         },
     )
+}
+
+/// Removes a directory of pins, to which the daemon may be adding pins at the same time.
+fn remove_pins(directory: &Path) -> Result<()> {
+    loop {
+        match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            other => return Ok(other?),
+        }
+    }
 }
 
 fn inflict(scene: &Scene, clients: &Clients, damage: &Damage) -> Result<()> {

@@ -55,7 +55,7 @@ impl Guard {
     ///
     /// Returns an error if the kernel can't run the program.
     pub fn run(&self, frame: &[u8]) -> io::Result<i32> {
-        self.programs.run(&GUARD, frame).map(|(verdict, _)| verdict)
+        self.programs.run(&GUARD, frame).map(|run| run.verdict)
     }
 }
 

@@ -13,7 +13,7 @@ use tunnel_common::{
 use super::{
     attachment::Attachment,
     sys::MapHandle,
-    uplink_programs::{UplinkError, UplinkPrograms, failed},
+    uplink_programs::{FrameRun, UplinkError, UplinkPrograms, failed},
 };
 use crate::net::{AddressPair, UplinkTranslation};
 
@@ -47,13 +47,12 @@ impl Translation {
         self
     }
 
-    /// Runs the program for packets that arrive on a frame. Returns the verdict (-1 to pass, 2 to drop), and the frame
-    /// afterwards.
+    /// Runs the program for packets that arrive on a frame.
     ///
     /// # Errors
     ///
     /// Returns an error if the kernel can't run the program.
-    pub fn arrive(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+    pub fn arrive(&self, frame: &[u8]) -> io::Result<FrameRun> {
         self.programs.run(&IN, frame)
     }
 
@@ -62,7 +61,7 @@ impl Translation {
     /// # Errors
     ///
     /// Returns an error if the kernel can't run the program.
-    pub fn leave(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+    pub fn leave(&self, frame: &[u8]) -> io::Result<FrameRun> {
         self.programs.run(&OUT, frame)
     }
 }

@@ -7,8 +7,9 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     mem::ManuallyDrop,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use aya::programs::{
@@ -95,6 +96,17 @@ pub(super) struct UplinkPrograms {
     attachment: Option<Attachment>,
 }
 
+/// The result of a program that the kernel has run on a frame.
+#[derive(Clone, Debug)]
+pub struct FrameRun {
+    /// The verdict: -1 to pass, 2 to drop, 7 to send back by the link it came by.
+    pub verdict: i32,
+    /// The frame afterwards.
+    pub frame: Vec<u8>,
+    /// The time for which the program ran.
+    pub took: Duration,
+}
+
 impl UplinkPrograms {
     pub(super) fn new(
         rows: &'static [Program],
@@ -126,20 +138,23 @@ impl UplinkPrograms {
         }
     }
 
-    /// Runs a program on a frame. Returns the verdict, and the frame afterwards.
-    pub(super) fn run(&self, row: &Program, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+    /// Runs a program on a frame.
+    pub(super) fn run(&self, row: &Program, frame: &[u8]) -> io::Result<FrameRun> {
         let mut changed = vec![0; frame.len() + MAX_GROWTH];
         let options = TestRunOptions {
             data_in: Some(frame),
             data_out: Some(&mut changed),
             ..TestRunOptions::default()
         };
-        let (verdict, length) = self.object_of(row).with_classifier(row, |program| {
-            let result = program.test_run(options).map_err(to_io_error)?;
-            Ok((result.return_value.cast_signed(), result.data_size_out))
+        let result = self.object_of(row).with_classifier(row, |program| {
+            program.test_run(options).map_err(to_io_error)
         })?;
-        changed.truncate(usize::try_from(length).map_err(io::Error::other)?);
-        Ok((verdict, changed))
+        changed.truncate(usize::try_from(result.data_size_out).map_err(io::Error::other)?);
+        Ok(FrameRun {
+            verdict: result.return_value.cast_signed(),
+            frame: changed,
+            took: result.duration,
+        })
     }
 
     /// Attaches the programs to every uplink. If `reattach` is true, repairs those that are already attached.
@@ -260,7 +275,9 @@ impl UplinkPrograms {
         };
         self.object_of(row).with_classifier(row, filter)?;
         // The pin is created only after the filter is attached. If either is missing, both are created again.
-        attach::replace_pin(self.object_of(row).fd(row)?.as_fd(), pin)
+        let program = self.object_of(row).fd(row)?;
+        let id_of = |object: BorrowedFd<'_>| sys::object_id(object).map(Some);
+        attach::repair_pin(program.as_fd(), pin, id_of).map(drop)
     }
 
     /// Returns the indices of the links to which an earlier or this process has attached a program, including links that

@@ -1,5 +1,6 @@
 //! The subcommands of `culvert-lab`.
 
+pub(crate) mod empty_programs;
 pub(crate) mod load;
 pub(crate) mod throughput;
 pub(crate) mod verify;

@@ -66,6 +66,12 @@ enum Command {
     /// Load every kernel program in each variant that this kernel accepts, and print the verifier's
     /// statistics.
     Verify,
+    /// Attach a program that does nothing to each direction of links at tc, until this process is killed.
+    AttachEmpty {
+        /// The names of the links.
+        #[arg(required = true)]
+        links: Vec<String>,
+    },
     /// Connect UDP sockets to many VIPs as fast as possible, and send datagrams that name the intended
     /// Service.
     RaceRead(race::Plan),
@@ -109,6 +115,7 @@ fn run(command: Command) -> Result<()> {
         Command::Throughput { command } => commands::throughput::run(command),
         Command::Load { load } => commands::load::run(load),
         Command::Verify => commands::verify::run(),
+        Command::AttachEmpty { links } => commands::empty_programs::attach(&links),
         Command::RaceRead(plan) => print(&race::run(&plan)?),
     }
 }

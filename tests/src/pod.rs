@@ -136,6 +136,25 @@ pub(crate) struct ServerOptions<'a> {
 }
 
 impl Server {
+    /// Starts a server process in a sandbox that is not a pod, such as one on another node. Its files are in
+    /// `directory`.
+    pub fn start_in(
+        sandbox: &Sandbox,
+        directory: &Path,
+        name: &str,
+        listeners: &[Listener],
+        cpu: Option<u32>,
+    ) -> Result<Self> {
+        let options = ServerOptions {
+            name,
+            stem: &directory.join(name),
+            listeners,
+            cpu,
+            certificate: None,
+        };
+        Self::start(sandbox, &options)
+    }
+
     pub(crate) fn start(sandbox: &Sandbox, options: &ServerOptions<'_>) -> Result<Self> {
         let record = options.stem.with_extension("record");
         let mut arguments = vec!["serve".to_owned()];

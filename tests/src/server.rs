@@ -35,12 +35,21 @@ pub enum ServerKind {
     Udp,
     /// TCP: accepts connections and closes them at once, as fast as possible.
     Sink,
+    /// TCP: answers the first byte of each connection with one byte and closes it, as fast as possible.
+    Answer,
     /// TLS: behaves like a kubelet.
     Kubelet,
 }
 
 impl ServerKind {
-    const ALL: [Self; 5] = [Self::Http, Self::Echo, Self::Udp, Self::Sink, Self::Kubelet];
+    const ALL: [Self; 6] = [
+        Self::Http,
+        Self::Echo,
+        Self::Udp,
+        Self::Sink,
+        Self::Answer,
+        Self::Kubelet,
+    ];
 
     const fn label(self) -> &'static str {
         match self {
@@ -48,6 +57,7 @@ impl ServerKind {
             Self::Echo => "echo",
             Self::Udp => "udp",
             Self::Sink => "sink",
+            Self::Answer => "answer",
             Self::Kubelet => "kubelet",
         }
     }

@@ -37,7 +37,7 @@ pub fn until_some<T>(time_limit: Duration, check: impl FnMut() -> Option<T>) -> 
 }
 
 /// Waits until a process is ready. Returns an error if the process exits first.
-pub(crate) fn until_ready<T: Debug>(
+pub fn until_ready<T: Debug>(
     time_limit: Duration,
     mut ended: impl FnMut() -> Result<Option<T>>,
     mut is_ready: impl FnMut() -> bool,

@@ -167,7 +167,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Returns a command prefix that gives a process real-time priority, or an empty one if the system doesn't
 /// permit that.
-fn real_time_prefix(sandbox: &Sandbox) -> Vec<String> {
+pub(crate) fn real_time_prefix(sandbox: &Sandbox) -> Vec<String> {
     let command_line = ["chrt", "--fifo", "50"];
     match sandbox.run(&[&command_line[..], &["true"]].concat()) {
         Ok(_) => command_line.map(str::to_owned).to_vec(),

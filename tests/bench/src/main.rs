@@ -7,7 +7,7 @@
 
 mod api;
 mod connect;
-mod kube_proxy_rules;
+mod packet;
 mod plot;
 mod program;
 mod reconnect;
@@ -33,6 +33,9 @@ enum Bench {
     /// Measure the cost of a connection, both directly and through Culvert with different numbers of
     /// Services.
     Connect(connect::Options),
+    /// Measure the cost of a request from outside the node through a node port, compared with direct requests and with
+    /// rules like kube-proxy's.
+    Packet(packet::Options),
     /// Measure how long changed files take to reach the kernel, compared with nftables rules, and how much
     /// memory the daemon uses.
     Program(program::Options),
@@ -60,6 +63,7 @@ fn run(bench: &Bench) -> Result<()> {
     interrupt::remove_labs_on_signal()?;
     match bench {
         Bench::Connect(options) => connect::run(options),
+        Bench::Packet(options) => packet::run(options),
         Bench::Program(options) => program::run(options),
         Bench::Api(options) => api::run(options),
         Bench::Tunnel(options) => tunnel::run(options),

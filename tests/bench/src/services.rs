@@ -1,14 +1,12 @@
 //! Generates the manifests of a benchmark's Services.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
+pub(crate) use tunnel_tests::kube_proxy_rules::FIRST_CLUSTER_IP;
 use tunnel_tests::{
     address::nth_address,
     manifest::{Manifest, Protocol, Service},
 };
-
-/// The ClusterIP of a benchmark's first Service.
-pub(crate) const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
 
 /// The number of Services in each file.
 const SERVICES_PER_FILE: usize = 10_000;
@@ -20,17 +18,24 @@ pub(crate) fn service_files<I: IntoIterator<Item = IpAddr>>(
     [port, target]: [u16; 2],
     backends: impl Fn(u32) -> I,
 ) -> Vec<Manifest> {
-    let service = |number: u32| {
-        Service::new(
-            &format!("svc-{number}"),
-            [nth_address(FIRST_CLUSTER_IP, number)],
-        )
-        .port(protocol, port, target)
-        .backends(backends(number))
-    };
+    files_of(count, |number| {
+        service(number)
+            .port(protocol, port, target)
+            .backends(backends(number))
+    })
+}
+
+/// Builds a Service's name and ClusterIP from its number.
+pub(crate) fn service(number: u32) -> Service {
+    let address = nth_address(FIRST_CLUSTER_IP, number);
+    Service::new(&format!("svc-{number}"), [address])
+}
+
+/// Builds files that contain many Services, each of which `service` builds from its number.
+pub(crate) fn files_of(count: u32, service: impl Fn(u32) -> Service) -> Vec<Manifest> {
     let file = |first: u32| {
         let numbers = (first..count).take(SERVICES_PER_FILE);
-        let services: Vec<_> = numbers.map(service).collect();
+        let services: Vec<_> = numbers.map(&service).collect();
         Manifest::of_services(&format!("services-{first}.yaml"), &services)
     };
     (0..count).step_by(SERVICES_PER_FILE).map(file).collect()

@@ -75,7 +75,7 @@ pub(crate) fn run(load: LoadCommand) -> Result<()> {
 }
 
 /// Blocks until this process is killed.
-fn park() -> ! {
+pub(crate) fn park() -> ! {
     loop {
         std::thread::park();
     }

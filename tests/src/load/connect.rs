@@ -1,6 +1,11 @@
-//! Measures the cost of connect() by connecting repeatedly, as fast as possible.
+//! Measures the cost of connect(), or of a whole request over a new connection, by repeating it as fast as possible.
 
-use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -25,7 +30,7 @@ pub struct Report {
     /// The number of connections per second, excluding the pauses but including the time to open and close
     /// the sockets.
     pub rate: u64,
-    /// The distribution of the time that connect() alone took.
+    /// The distribution of the time that connect() took, together with the request if there is one.
     pub connect: Latency,
     pub failures: BTreeMap<String, u64>,
 }
@@ -42,6 +47,12 @@ pub struct Plan {
     /// The distance between one address and the next.
     #[arg(long, default_value_t = 1)]
     pub apart: u32,
+    /// Connect to ports that follow the first one, instead of to addresses.
+    #[arg(long)]
+    pub ports: bool,
+    /// Send a byte over each connection and wait for one, without a pause between connections.
+    #[arg(long)]
+    pub request: bool,
     /// The duration of the measurement in milliseconds.
     #[arg(long = "millis", value_parser = parse_millis)]
     pub duration: Duration,
@@ -55,6 +66,7 @@ impl Plan {
             first,
             count,
             apart,
+            ports,
             ..
         } = *self;
         let count = count.max(1);
@@ -65,7 +77,13 @@ impl Plan {
             .unwrap_or(1);
         let next = move |number: &u32| Some((number + stride) % count);
         std::iter::successors(Some(0), next).map(move |number| {
-            SocketAddr::new(nth_address(first.ip(), number * apart), first.port())
+            let offset = number * apart;
+            if ports {
+                let offset = u16::try_from(offset).unwrap_or(u16::MAX);
+                SocketAddr::new(first.ip(), first.port().saturating_add(offset))
+            } else {
+                SocketAddr::new(nth_address(first.ip(), offset), first.port())
+            }
         })
     }
 }
@@ -94,12 +112,14 @@ pub fn run(plan: &Plan) -> Report {
             let Some(target) = targets.next() else { break };
             made += 1;
             let begun = Instant::now();
-            match connect_once(target) {
+            match connect_once(target, plan.request) {
                 Ok(time) => times.push(nanoseconds(time)),
                 Err(error) => record_failure(&error),
             }
             busy += begun.elapsed();
-            spin();
+            if !plan.request {
+                spin();
+            }
         }
         (times, busy)
     };
@@ -115,7 +135,7 @@ pub fn run(plan: &Plan) -> Report {
     }
 }
 
-fn connect_once(to: SocketAddr) -> io::Result<Duration> {
+fn connect_once(to: SocketAddr, request: bool) -> io::Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     // With this option, closing the socket resets the connection, which frees its port at once.
     socket.set_linger(Some(Duration::ZERO))?;
@@ -123,6 +143,12 @@ fn connect_once(to: SocketAddr) -> io::Result<Duration> {
     let to = to.into();
     let start = Instant::now();
     socket.connect(&to)?;
+    if request {
+        let mut stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(timeout()))?;
+        stream.write_all(&[1])?;
+        stream.read_exact(&mut [0])?;
+    }
     Ok(start.elapsed())
 }
 
@@ -145,6 +171,8 @@ mod tests {
             first: "10.97.0.0:80".parse().unwrap(),
             count: u32::try_from(count).unwrap(),
             apart,
+            ports: false,
+            request: false,
             duration: Duration::ZERO,
         };
         plan.targets().take(count).collect()

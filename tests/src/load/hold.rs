@@ -2,16 +2,17 @@
 
 use std::{
     collections::VecDeque,
-    io,
+    io::{self, BufReader, Write as _},
     net::{SocketAddr, UdpSocket},
     time::Duration,
 };
 
+use anyhow::Result;
 use clap::Args;
 use socket2::{Domain, Socket, Type};
 
 use super::{create_local_socket, timeout, udp::Mode};
-use crate::sandbox;
+use crate::{http::ResponseHead, sandbox};
 
 /// The sockets to open.
 #[derive(Args, Clone, Debug)]
@@ -29,6 +30,9 @@ pub struct Plan {
     /// The number of additional sockets to open and close first.
     #[arg(long, default_value_t = 0)]
     pub before: u32,
+    /// The number of HTTP requests to send over each TCP connection, once all are open.
+    #[arg(long, default_value_t = 0)]
+    pub requests: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +58,22 @@ pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
         }
         open.push_back(open_socket(kind, to, before > 0)?);
     }
+    for _ in 0..plan.requests {
+        for socket in open
+            .iter()
+            .filter(|it| it.r#type().is_ok_and(|kind| kind == Type::STREAM))
+        {
+            request(socket).map_err(io::Error::other)?;
+        }
+    }
     Ok(open.into())
+}
+
+/// Sends an HTTP request over a connection that stays open, and reads the response.
+fn request(mut socket: &Socket) -> Result<()> {
+    socket.write_all(b"GET / HTTP/1.1\r\nHost: lab\r\n\r\n")?;
+    let mut reader = BufReader::new(socket);
+    ResponseHead::read(&mut reader)?.body(&mut reader).map(drop)
 }
 
 /// Opens a socket. If `resets` is true, closing a TCP socket resets its connection, so that nothing remains

@@ -2,8 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    io,
-    net::{SocketAddr, UdpSocket},
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, UdpSocket},
     path::PathBuf,
     sync::Arc,
     thread,
@@ -45,7 +45,7 @@ pub struct ProcessOptions {
     #[arg(long, requires = "cert")]
     pub key: Option<PathBuf>,
     /// A listener: KIND:PORT or KIND:FIRST-LAST, optionally followed by =SERVICE,…; KIND is http, echo, udp,
-    /// sink or kubelet.
+    /// sink, answer or kubelet.
     #[arg(required = true)]
     pub listeners: Vec<Listener>,
 }
@@ -138,6 +138,10 @@ impl Server {
                     }
                 });
             }
+            ServerKind::Answer => {
+                let listener = super::listen(number)?;
+                thread::spawn(move || answer_each(&listener, &port));
+            }
             ServerKind::Kubelet => {
                 let tls = self
                     .tls
@@ -150,6 +154,17 @@ impl Server {
             }
         }
         Ok(())
+    }
+}
+
+/// Answers one byte of each connection, one connection after another.
+fn answer_each(listener: &TcpListener, port: &Port) {
+    while let Ok((mut stream, _)) = listener.accept() {
+        port.count_accepted();
+        // The client may have gone.
+        if stream.read_exact(&mut [0]).is_ok() {
+            drop(stream.write_all(&[1]));
+        }
     }
 }
 

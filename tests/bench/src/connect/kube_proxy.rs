@@ -6,16 +6,14 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Type};
 use tunnel_tests::{
+    kube_proxy_rules::{ServiceSet, iptables, nft},
     node_network::NodeNetwork,
     pod::Pod,
     sandbox::{RESPONSE_TIMEOUT, connect_within},
 };
 
 use super::{PORT, TARGET_PORT, USED_SERVICES, Variant};
-use crate::{
-    kube_proxy_rules::{ServiceSet, iptables, nft},
-    services::FIRST_CLUSTER_IP,
-};
+use crate::services::FIRST_CLUSTER_IP;
 
 /// The kind of rules to load.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -13,6 +13,7 @@ use tunnel_tests::{
     address::nth_address,
     clock,
     culvert_instance::InstanceSettings,
+    kube_proxy_rules::{ServiceSet, nft},
     manifest::{Manifest, Protocol},
     node_network::NodeNetwork,
     process_usage,
@@ -23,7 +24,6 @@ use super::{
     probe::{self, Change, PORT},
 };
 use crate::{
-    kube_proxy_rules::{ServiceSet, nft},
     report::run_rounds,
     services::{FIRST_CLUSTER_IP, service_files},
 };

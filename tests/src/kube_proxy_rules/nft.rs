@@ -1,39 +1,65 @@
 //! Rules like those of kube-proxy's nftables mode: verdict maps keyed by address, protocol and port, and a
 //! chain for each Service port and for each endpoint.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use tunnel_tests::sandbox::Sandbox;
-
-use super::{Loader, MASQUERADE_MARK, ServiceSet};
+use super::{Loader, MASQUERADE_MARK, NodePortService, ServiceSet};
+use crate::sandbox::Sandbox;
 
 const TABLE: &str = "ip kube-proxy";
 
 /// Creates a loader that runs `nft` in a sandbox.
-pub(crate) fn loader(sandbox: &Sandbox) -> Loader {
+pub fn loader(sandbox: &Sandbox) -> Loader {
     Loader::new(sandbox, &["nft", "--file"])
 }
 
 /// Builds the input for a full sync.
-pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
+pub fn full_sync(service_set: &ServiceSet) -> String {
     let mut text = base_table();
     for number in 0..service_set.services {
-        let (address, port) = (ServiceSet::address(number), service_set.port);
-        let chain = service_chain(number);
-        text.push_str(&format!(
-            "add chain {TABLE} {chain}\n\
-             add element {TABLE} cluster-ips {{ {address} }}\n\
-             add element {TABLE} service-ips {{ {address} . tcp . {port} : goto {chain} }}\n"
-        ));
+        append_cluster_ip(&mut text, number, service_set.port);
         append_service(&mut text, number, &service_set.endpoints);
     }
     text
 }
 
+/// Builds the input for a full sync of Services, some of which have node ports on a node's address.
+pub fn node_ports(node: IpAddr, services: &[NodePortService]) -> String {
+    let mut text = base_table();
+    text.push_str(&format!("add element {TABLE} nodeport-ips {{ {node} }}\n"));
+    for service in services {
+        let number = service.number;
+        append_cluster_ip(&mut text, number, service.port);
+        append_service(&mut text, number, &[service.endpoint]);
+        let Some(node_port) = service.node_port else {
+            continue;
+        };
+        let external = format!("external-{number:08}-default/svc-{number}/tcp/http");
+        text.push_str(&format!(
+            "add chain {TABLE} {external}\n\
+             add rule {TABLE} {external} jump mark-for-masquerade\n\
+             add rule {TABLE} {external} goto {}\n\
+             add element {TABLE} service-nodeports {{ tcp . {node_port} : goto {external} }}\n",
+            service_chain(number)
+        ));
+    }
+    text
+}
+
+/// Appends a Service's empty chain, and the elements for its ClusterIP.
+fn append_cluster_ip(text: &mut String, number: u32, port: u16) {
+    let (address, chain) = (ServiceSet::address(number), service_chain(number));
+    text.push_str(&format!(
+        "add chain {TABLE} {chain}\n\
+         add element {TABLE} cluster-ips {{ {address} }}\n\
+         add element {TABLE} service-ips {{ {address} . tcp . {port} : goto {chain} }}\n"
+    ));
+}
+
 /// Builds the transaction for a partial sync that replaces a Service's endpoints: it rewrites all of the
 /// Service's chains, flushes the chains of removed endpoints, and deletes the chains that were flushed
 /// earlier (`stale`).
-pub(crate) fn partial_sync(
+pub fn partial_sync(
     number: u32,
     endpoints: &[SocketAddr],
     removed: &[SocketAddr],

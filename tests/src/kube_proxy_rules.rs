@@ -3,37 +3,48 @@
 //! Service's endpoints.
 //!
 //! The chains, maps and rules are those that kube-proxy 1.36 (`pkg/proxy/{nftables,iptables}/proxier.go`)
-//! creates for Services without node ports, traffic policies or session affinity. Chain names are as long as
+//! creates for Services without traffic policies or session affinity, with or without node ports. Chain names are as long as
 //! kube-proxy's, but contain a number instead of a hash.
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::Path,
     process::Command,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{address::nth_address, clock::Instant, node_network, sandbox::Sandbox};
 
-use crate::services::FIRST_CLUSTER_IP;
+use crate::{address::nth_address, clock::Instant, node_network, sandbox::Sandbox};
 
-pub(crate) mod iptables;
-pub(crate) mod nft;
+pub mod iptables;
+pub mod nft;
+
+/// The ClusterIP of the first Service.
+pub const FIRST_CLUSTER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0));
 
 /// The bit in the packet mark that requests masquerading (kube-proxy's `masqueradeBit` 14).
 const MASQUERADE_MARK: &str = "0x4000";
 
 /// The Services to generate rules for.
 #[derive(Clone, Debug)]
-pub(crate) struct ServiceSet {
+pub struct ServiceSet {
     /// The number of Services. Their addresses start at [`FIRST_CLUSTER_IP`].
-    pub(crate) services: u32,
+    pub services: u32,
     /// The port of each Service.
-    pub(crate) port: u16,
+    pub port: u16,
     /// The endpoints of each Service.
-    pub(crate) endpoints: Vec<SocketAddr>,
+    pub endpoints: Vec<SocketAddr>,
+}
+
+/// A Service whose only endpoint and node port are its own.
+#[derive(Clone, Copy, Debug)]
+pub struct NodePortService {
+    pub number: u32,
+    pub port: u16,
+    pub node_port: Option<u16>,
+    pub endpoint: SocketAddr,
 }
 
 impl ServiceSet {
@@ -49,14 +60,14 @@ impl ServiceSet {
 
 /// A program that loads rules from a file into a sandbox's network namespace.
 #[derive(Clone, Debug)]
-pub(crate) struct Loader {
+pub struct Loader {
     pid: u32,
     command_line: Vec<&'static str>,
 }
 
 impl Loader {
     /// Creates a loader for a sandbox. [`Self::load`] appends the path of the rules file to `command_line`.
-    pub(crate) fn new(sandbox: &Sandbox, command_line: &[&'static str]) -> Self {
+    pub fn new(sandbox: &Sandbox, command_line: &[&'static str]) -> Self {
         Self {
             pid: sandbox.pid(),
             command_line: command_line.to_vec(),
@@ -64,7 +75,7 @@ impl Loader {
     }
 
     /// Writes the rules to a file and runs the program on it; returns how long the program ran.
-    pub(crate) fn load(&self, directory: &Path, name: &str, rules: &str) -> Result<Duration> {
+    pub fn load(&self, directory: &Path, name: &str, rules: &str) -> Result<Duration> {
         let (file, program) = (directory.join(name), self.command_line.join(" "));
         fs::write(&file, rules).with_context(|| format!("cannot write {}", file.display()))?;
         let mut command = Command::new("nsenter");

@@ -1,10 +1,12 @@
 //! Rules like those of kube-proxy's iptables mode: one chain that every new connection traverses until it
 //! reaches its Service's rule, and a separate chain for each Service port and for each endpoint.
 
-use anyhow::{Result, bail};
-use tunnel_tests::sandbox::Sandbox;
+use std::net::SocketAddr;
 
-use super::{Loader, MASQUERADE_MARK, ServiceSet};
+use anyhow::{Result, bail};
+
+use super::{Loader, MASQUERADE_MARK, NodePortService, ServiceSet};
+use crate::sandbox::Sandbox;
 
 /// The variants of iptables in order of preference, each with the program that loads its rules. Recent
 /// kernels lack `ip_tables`, but they traverse iptables-nft's rules in the same order.
@@ -14,7 +16,7 @@ const VARIANTS: [(&str, &str); 2] = [
 ];
 
 /// Finds a variant of iptables that works in a sandbox; returns its name and a loader for it.
-pub(crate) fn loader(sandbox: &Sandbox) -> Result<(&'static str, Loader)> {
+pub fn loader(sandbox: &Sandbox) -> Result<(&'static str, Loader)> {
     for (kind, restore) in VARIANTS {
         let list = [kind, "--table", "nat", "--list-rules"];
         if sandbox.run(&list).is_ok() {
@@ -31,16 +33,50 @@ pub(crate) fn loader(sandbox: &Sandbox) -> Result<(&'static str, Loader)> {
 /// Builds the input for a full sync. kube-proxy writes its Services in the random order of a hash map; here,
 /// they are sorted by address. If a client connects to evenly spaced Services, their rules are on average in
 /// the middle of the chain in both cases.
-pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
+pub fn full_sync(service_set: &ServiceSet) -> String {
+    let (mut chains, mut rules) = (String::new(), String::new());
+    for number in 0..service_set.services {
+        let (port, endpoints) = (service_set.port, &service_set.endpoints);
+        append_service(&mut chains, &mut rules, (number, port), endpoints);
+    }
+    table(chains, &rules)
+}
+
+/// Builds the input for a full sync of Services, some of which have node ports.
+pub fn node_ports(services: &[NodePortService]) -> String {
+    let (mut chains, mut rules) = (String::new(), String::new());
+    for service in services {
+        let (number, port) = (service.number, service.port);
+        append_service(&mut chains, &mut rules, (number, port), &[service.endpoint]);
+        let Some(node_port) = service.node_port else {
+            continue;
+        };
+        let external = format!("KUBE-EXT-{number:016}");
+        let comment = format!("-m comment --comment \"default/svc-{number}:http");
+        chains.push_str(&format!(":{external} - [0:0]\n"));
+        rules.push_str(&format!(
+            "-A KUBE-NODEPORTS {comment}\" -m tcp -p tcp --dport {node_port} -j {external}\n\
+             -A {external} {comment} external destinations\" -j KUBE-MARK-MASQ\n\
+             -A {external} -j KUBE-SVC-{number:016}\n"
+        ));
+    }
+    let forward = "*filter\n:KUBE-FORWARD - [0:0]\n\
+         -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\n\
+         -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\n\
+         -A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+         -A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD\n\
+         COMMIT\n";
+    table(chains, &rules) + forward
+}
+
+/// Builds the table nat from the Services' chains and rules.
+fn table(services: String, rules: &str) -> String {
     let mut chains = String::from(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n:KUBE-POSTROUTING - [0:0]\n\
          :KUBE-MARK-MASQ - [0:0]\n",
     );
-    let mut rules = String::new();
-    for number in 0..service_set.services {
-        append_service(&mut chains, &mut rules, service_set, number);
-    }
-    chains.push_str(&rules);
+    chains.push_str(&services);
+    chains.push_str(rules);
     chains.push_str(&format!(
         "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports\" -m addrtype \
          --dst-type LOCAL -j KUBE-NODEPORTS\n\
@@ -57,12 +93,13 @@ pub(crate) fn full_sync(service_set: &ServiceSet) -> String {
     chains
 }
 
-fn append_service(chains: &mut String, rules: &mut String, service_set: &ServiceSet, number: u32) {
-    let (address, port, pods) = (
-        ServiceSet::address(number),
-        service_set.port,
-        ServiceSet::pods(),
-    );
+fn append_service(
+    chains: &mut String,
+    rules: &mut String,
+    (number, port): (u32, u16),
+    endpoints: &[SocketAddr],
+) {
+    let (address, pods) = (ServiceSet::address(number), ServiceSet::pods());
     let service = format!("KUBE-SVC-{number:016}");
     let comment = format!("-m comment --comment \"default/svc-{number}:http");
     let to = format!("-m tcp -p tcp -d {address} --dport {port}");
@@ -71,10 +108,10 @@ fn append_service(chains: &mut String, rules: &mut String, service_set: &Service
         "-A KUBE-SERVICES {comment} cluster IP\" {to} -j {service}\n\
          -A {service} {comment} cluster IP\" {to} ! -s {pods} -j KUBE-MARK-MASQ\n"
     ));
-    for (index, to) in service_set.endpoints.iter().enumerate() {
+    for (index, to) in endpoints.iter().enumerate() {
         let own = to.ip();
         let endpoint = format!("KUBE-SEP-{number:012}{index:04}");
-        let remaining = service_set.endpoints.len().saturating_sub(index);
+        let remaining = endpoints.len().saturating_sub(index);
         let probability = match remaining {
             0 | 1 => String::new(),
             remaining => format!(

@@ -1,0 +1,151 @@
+//! The clients that reach a Service by packets, and the addresses that the backends see: one table for Culvert and for
+//! kube-proxy, which the tests in network namespaces and those on Kubernetes work through.
+
+use std::fmt;
+
+/// The address of a Service that a client dials.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Address {
+    /// A ClusterIP, to which clients have a route through the node.
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+    ExternalIp,
+}
+
+/// The place of the Service's only backend.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Place {
+    /// A pod on the node that the packets arrive at.
+    ThisNode,
+    /// The host network of the node that the packets arrive at.
+    HostNetwork,
+    /// A pod on another node.
+    OtherNode,
+}
+
+/// The Service's `externalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Policy {
+    Cluster,
+    Local,
+}
+
+/// The sender of the packets.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Client {
+    /// A host outside the cluster.
+    Outside,
+    /// A pod on another node, whose address is in the range of pods.
+    PodElsewhere,
+}
+
+/// The outcome of a connection, or of a request over UDP.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Outcome {
+    /// The backend answers, and sees the client's address.
+    SeesClient,
+    /// The backend answers, and sees an address of the node.
+    SeesNode,
+    /// The client gets no answer from the address that it has dialled.
+    NoAnswer,
+}
+
+/// One combination of an address, a backend, a policy and a client.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Case {
+    pub address: Address,
+    pub place: Place,
+    pub policy: Policy,
+    pub client: Client,
+    /// The outcome with Culvert.
+    pub culvert: Outcome,
+    /// The outcome with kube-proxy in nftables mode, see `pkg/proxy/nftables/proxier.go`.
+    pub kube_proxy: Outcome,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            address,
+            place,
+            policy,
+            client,
+            ..
+        } = self;
+        write!(
+            f,
+            "{client:?} → {address:?}, policy {policy:?}, backend: {place:?}"
+        )
+    }
+}
+
+/// The outcomes with Culvert and with kube-proxy, first for clients outside, then for pods on other nodes.
+type Outcomes = [[Outcome; 2]; 2];
+
+/// Traffic to external addresses: node ports, load balancers' addresses and external IPs.
+///
+/// kube-proxy differs in two points:
+/// - Under policy Cluster it masquerades traffic to a pod of its own node. Culvert does not, because the replies pass
+///   this node anyway. Neither masquerades packets for the host itself.
+/// - It does not masquerade a pod's traffic under policy Local, although it may go to a backend on another node, whose
+///   replies then don't pass this node. Culvert masquerades it.
+const EXTERNAL: [(Place, Policy, Outcomes); 6] = {
+    use Outcome::{NoAnswer, SeesClient, SeesNode};
+    use Place::{HostNetwork, OtherNode, ThisNode};
+    use Policy::{Cluster, Local};
+    [
+        (ThisNode, Cluster, [[SeesClient, SeesNode]; 2]),
+        (ThisNode, Local, [[SeesClient; 2]; 2]),
+        (HostNetwork, Cluster, [[SeesClient; 2]; 2]),
+        (HostNetwork, Local, [[SeesClient; 2]; 2]),
+        (OtherNode, Cluster, [[SeesNode; 2]; 2]),
+        (OtherNode, Local, [[NoAnswer; 2], [SeesNode, NoAnswer]]),
+    ]
+};
+
+/// Traffic to cluster IPs, with the same outcome under both policies. Both proxies masquerade what doesn't come from a
+/// pod; Culvert does it only if the backend is on another node.
+const TO_CLUSTER_IP: [(Place, Outcomes); 3] = {
+    use Outcome::{NoAnswer, SeesClient, SeesNode};
+    [
+        (
+            Place::ThisNode,
+            [[SeesClient, SeesNode], [SeesClient, SeesClient]],
+        ),
+        (Place::HostNetwork, [[SeesClient; 2]; 2]),
+        // The backend sees the pod's address and replies to it directly, not by way of this node.
+        (Place::OtherNode, [[SeesNode; 2], [NoAnswer; 2]]),
+    ]
+};
+
+/// Returns all combinations.
+#[must_use]
+pub fn cases() -> Vec<Case> {
+    use Address::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+    let mut cases = Vec::new();
+    let mut add = |address, place, policy, outcomes: Outcomes| {
+        let clients = [Client::Outside, Client::PodElsewhere];
+        for (client, [culvert, kube_proxy]) in clients.into_iter().zip(outcomes) {
+            cases.push(Case {
+                address,
+                place,
+                policy,
+                client,
+                culvert,
+                kube_proxy,
+            });
+        }
+    };
+    for (place, outcomes) in TO_CLUSTER_IP {
+        for policy in [Policy::Cluster, Policy::Local] {
+            add(ClusterIp, place, policy, outcomes);
+        }
+    }
+    for address in [NodePort, LoadBalancer, ExternalIp] {
+        for (place, policy, outcomes) in EXTERNAL {
+            add(address, place, policy, outcomes);
+        }
+    }
+    cases
+}

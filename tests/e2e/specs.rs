@@ -9,6 +9,7 @@ mod edge_commands;
 mod events;
 mod gateway_restart;
 mod permissions;
+mod reachability;
 mod rolling_update;
 mod services;
 
@@ -41,7 +42,7 @@ pub(crate) struct Spec {
 }
 
 /// All tests, in the order in which they run.
-pub(crate) const ALL: [Spec; 14] = [
+pub(crate) const ALL: [Spec; 15] = [
     spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
         Requirement::AnyProxy,
@@ -61,6 +62,11 @@ pub(crate) const ALL: [Spec; 14] = [
         "a Service with UDP and TCP on one port responds to both",
         Requirement::AnyProxy,
         services::two_protocols_on_one_port,
+    ),
+    spec(
+        "clients outside and pods of other nodes reach every address of a Service, as the table says",
+        Requirement::AnyProxy,
+        reachability::is_as_the_table_says,
     ),
     spec(
         "no connection fails during a rolling update of a Deployment",

@@ -63,7 +63,7 @@ pub struct Network {
     /// The nodes' hosts, in the order of [`NODES`].
     pub hosts: Vec<Sandbox>,
     /// The router, which all packets between nodes pass through.
-    pub(super) router: Sandbox,
+    pub router: Sandbox,
     components: Components,
     directory: PathBuf,
 }

@@ -23,7 +23,7 @@ use crate::{
 pub(crate) struct Scope {
     /// Tools that `lint` uses.
     pub(crate) lint: bool,
-    /// Tools for network namespaces.
+    /// Tools for network namespaces, and for packet filters in them.
     pub(crate) network: bool,
     /// Tools that load the benchmarks' nftables and iptables rules.
     pub(crate) rules: bool,
@@ -108,7 +108,7 @@ fn take_inventory(scope: Scope) -> Inventory {
     }
     for (tool, name, is_needed) in [
         (Tool::Make, "make", true),
-        (Tool::Nft, "nft", scope.rules),
+        (Tool::Nft, "nft", scope.rules || scope.network),
         (Tool::Iptables, "iptables-restore", scope.rules),
         (Tool::Cpp, "c++", scope.fuzz),
     ] {

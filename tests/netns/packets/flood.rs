@@ -1,0 +1,153 @@
+//! Floods of packets against a map of flows with little room: they break no connection, and new ones come through after
+//! them.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use socket2::{Domain, Protocol, Socket, Type};
+use tunnel_tests::{load_scale::LoadScale, wait};
+
+use super::{ENABLED, connect_to_node_port, exchange_stream, start_with_remote_backend};
+use crate::{
+    fixture::Scene,
+    service_addresses::{NODE_DNS, NODE_HTTP},
+    support::{Dialer, HOST, ensure_eq},
+};
+
+/// The time limit for a new connection after a flood. Connections that are half-open give way at once.
+const NEW_CONNECTION: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_flood_of_datagrams_breaks_no_connection_and_new_ones_come_through() -> Result<()> {
+    const FLOWS: u32 = 64;
+    let scene = Scene::with(&["backend"], |settings| {
+        ENABLED.clone_into(&mut settings.node_ports);
+        settings.maps.flows = FLOWS;
+    })?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
+    let client = scene.node.outside();
+    let connect = || connect_to_node_port(client, &backend);
+    let open: Vec<_> = (0..FLOWS / 2).map(|_| connect()).collect::<Result<_>>()?;
+
+    // The daemon sweeps nothing: the programs make room by themselves.
+    scene.node.kill9()?;
+    for dialer in [Dialer::V4, Dialer::V6].into_iter().cycle().take(1_000) {
+        let socket = dialer.udp_socket(client)?;
+        socket.send_to(b"flood", dialer.address(HOST, NODE_DNS))?;
+    }
+
+    for (one, other) in &open {
+        exchange_stream(one, other).context("an open connection")?;
+    }
+    let (one, other) = connect().context("a new connection")?;
+    exchange_stream(&one, &other)?;
+    Ok(())
+}
+
+#[test]
+fn more_connections_than_fit_and_a_flood_of_syns_break_no_open_connection() -> Result<()> {
+    const FLOWS: u32 = 1024;
+    const FURTHER: u32 = 5_000;
+    const SYNS: u32 = 50_000;
+    let scale = LoadScale::from_environment();
+    let flows = scale.count(FLOWS);
+    let scene = Scene::with(&[], |settings| {
+        ENABLED.clone_into(&mut settings.node_ports);
+        settings.maps.flows = flows;
+    })?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
+    let client = scene.node.outside();
+    // The answers to forged senders lead nowhere.
+    client.ip("route add unreachable 198.18.0.0/15\n")?;
+    let connect = || connect_to_node_port(client, &backend);
+    let open: Vec<_> = (0..flows / 2).map(|_| connect()).collect::<Result<_>>()?;
+    let expect_open = |when: &str| -> Result<()> {
+        for (number, (one, other)) in open.iter().enumerate() {
+            exchange(one, other).with_context(|| format!("connection {number}, {when}"))?;
+        }
+        Ok(())
+    };
+
+    for is_dead in [false, true] {
+        if is_dead {
+            scene.node.kill9()?;
+        }
+        let mut further = Vec::new();
+        for _ in 0..scale.count(FURTHER) {
+            further.push(begin_connect(client.socket(Domain::IPV4, Type::STREAM)?)?);
+        }
+        expect_open("with more connections than fit")?;
+        drop(further);
+        // Those that were accepted must not be taken for the new connections below.
+        backend.tcp[0].set_nonblocking(true)?;
+        while backend.tcp[0].accept().is_ok() {}
+        backend.tcp[0].set_nonblocking(false)?;
+        let raw = client.socket_with_protocol(Domain::IPV4, Type::RAW, Protocol::from(255))?;
+        for number in 0..scale.count(SYNS) {
+            send_syn(&raw, number)?;
+        }
+        expect_open("with a flood of SYNs")?;
+        wait::until(NEW_CONNECTION, || connect().is_ok())
+            .with_context(|| format!("no new connection, daemon dead: {is_dead}"))?;
+        expect_open("in the end")?;
+    }
+    ensure_eq("left", open.len(), usize::try_from(flows / 2)?)
+}
+
+/// Exchanges a byte in each direction.
+fn exchange(one: &TcpStream, other: &TcpStream) -> Result<()> {
+    use std::io::{Read as _, Write as _};
+    for (mut from, mut to) in [(one, other), (other, one)] {
+        from.write_all(&[1])?;
+        to.read_exact(&mut [0])?;
+    }
+    Ok(())
+}
+
+/// Begins to connect to the node port, and does not wait for the outcome.
+fn begin_connect(socket: Socket) -> Result<Socket> {
+    socket.set_nonblocking(true)?;
+    // Closing it sends a reset, so that its port is free at once.
+    socket.set_linger(Some(Duration::ZERO))?;
+    // It is in progress, or was refused already.
+    drop(socket.connect(&Dialer::V4.address(HOST, NODE_HTTP).into()));
+    Ok(socket)
+}
+
+/// Sends a SYN to the node port from one of many forged addresses.
+fn send_syn(raw: &Socket, number: u32) -> Result<()> {
+    let [_, upper, middle, lower] = number.wrapping_mul(0x9e37_79b1).to_be_bytes();
+    let from = Ipv4Addr::new(198, 18 + (upper & 1), middle, lower);
+    let to = SocketAddrV4::new(HOST.v4, NODE_HTTP);
+    let mut segment = Vec::new();
+    segment.extend((1024 + u16::try_from(number % 60_000)?).to_be_bytes());
+    segment.extend(to.port().to_be_bytes());
+    segment.extend(number.to_be_bytes());
+    segment.extend([0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0]);
+    let pseudo = [&from.octets()[..], &to.ip().octets(), &[0, 6, 0, 20]].concat();
+    let [high, low] = (!sum_of(&[pseudo, segment.clone()].concat())).to_be_bytes();
+    segment[16..18].copy_from_slice(&[high, low]);
+    // The kernel fills in the length, the identification and the checksum.
+    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0];
+    packet.extend(from.octets());
+    packet.extend(to.ip().octets());
+    packet.extend(segment);
+    // The queue of the link may be full.
+    drop(raw.send_to(&packet, &SocketAddrV4::new(*to.ip(), 0).into()));
+    Ok(())
+}
+
+/// Returns the ones' complement sum of 16-bit words (RFC 1071).
+fn sum_of(bytes: &[u8]) -> u16 {
+    let mut sum: u32 = bytes
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).unwrap_or(0)
+}

@@ -1,0 +1,212 @@
+//! Works through the table of [`tunnel_tests::reachability`], over both protocols and in both families.
+
+use std::{
+    io::Write as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    culvert_instance,
+    manifest::{Protocol, Service},
+    reachability::{Address, Case, Client, Outcome, Place, Policy, cases},
+    sandbox::{RESPONSE_TIMEOUT, Sandbox, connect_within},
+};
+
+use super::{Backend, CLIENT, REMOTE, pod_elsewhere, remote};
+use crate::{
+    service_addresses::configured,
+    support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq},
+};
+
+/// The ranges that contain the pods on the other node.
+const POD_RANGES: &[&str] = &["203.0.113.0/24", "2001:db8:113::/48"];
+
+/// The pod on another node that is a client.
+const POD: Vip = Vip {
+    v4: Ipv4Addr::new(203, 0, 113, 18),
+    v6: Ipv6Addr::new(0x2001, 0xdb8, 0x113, 1, 0, 0, 0, 2),
+};
+
+/// The time after which a client gets no answer any more.
+const NO_ANSWER: Duration = Duration::from_millis(400);
+
+const PLACES: [Place; 3] = [Place::ThisNode, Place::HostNetwork, Place::OtherNode];
+const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
+
+/// A Service for each place and policy.
+#[derive(Clone, Copy)]
+struct Addresses {
+    number: u8,
+}
+
+impl Addresses {
+    fn of(place: Place, policy: Policy) -> Result<Self> {
+        let all = PLACES
+            .iter()
+            .flat_map(|place| POLICIES.map(|it| (*place, it)));
+        let number = all.enumerate().find(|(_, it)| *it == (place, policy));
+        let (number, _) = number.context("there is no such Service")?;
+        Ok(Self {
+            number: u8::try_from(number)?,
+        })
+    }
+
+    fn vip(self, address: Address) -> Vip {
+        match address {
+            Address::ClusterIp => Vip::of(20 + self.number),
+            Address::NodePort => HOST,
+            Address::LoadBalancer => Vip::of(30 + self.number),
+            Address::ExternalIp => Vip::of(40 + self.number),
+        }
+    }
+
+    /// Returns the ports for HTTP and DNS.
+    fn ports(self, address: Address) -> [u16; 2] {
+        let number = u16::from(self.number);
+        match address {
+            Address::NodePort => [30_100 + number, 30_200 + number],
+            Address::ClusterIp | Address::LoadBalancer | Address::ExternalIp => [HTTP, DNS],
+        }
+    }
+
+    fn service(self, place: Place, policy: Policy) -> Service {
+        let [http, dns] = self.ports(Address::NodePort);
+        let name = format!("{place:?}-{policy:?}").to_lowercase();
+        let service = Service::new(&name, self.vip(Address::ClusterIp).ips())
+            .port(Protocol::TCP, HTTP, HTTP_TARGET)
+            .node_port(http)
+            .port(Protocol::UDP, DNS, DNS_TARGET)
+            .node_port(dns)
+            .spec(&format!("externalTrafficPolicy: {policy:?}"))
+            .spec(&format!(
+                "externalIPs: [{}]",
+                self.vip(Address::ExternalIp).yaml_list()
+            ))
+            .load_balancer(&self.vip(Address::LoadBalancer).yaml_ingress());
+        match place {
+            Place::ThisNode | Place::HostNetwork => service.on_node(culvert_instance::NODE_NAME),
+            Place::OtherNode => service.on_node("other"),
+        }
+    }
+}
+
+/// A client, and how long it waits for an answer.
+struct Attempt<'a> {
+    client: &'a Sandbox,
+    dialer: Dialer,
+    vip: Vip,
+    within: Duration,
+}
+
+impl Attempt<'_> {
+    /// Connects, and returns the client's address as the backend sees it, or None if there is no answer.
+    fn tcp(&self, port: u16, backend: &Backend) -> Result<Option<IpAddr>> {
+        let socket = self.dialer.tcp_socket(self.client)?;
+        let to = self.dialer.address(self.vip, port);
+        if connect_within(&socket, to, self.within).is_err() {
+            return Ok(None);
+        }
+        let stream = std::net::TcpStream::from(socket);
+        ensure_eq("the peer's name", stream.peer_addr()?, to)?;
+        let (mut accepted, from) = backend.tcp[self.family()].accept()?;
+        accepted.write_all(b"hello")?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+        let mut received = [0; 5];
+        std::io::Read::read_exact(&mut &stream, &mut received).context("no data")?;
+        ensure!(&received == b"hello", "other data");
+        Ok(Some(from.ip()))
+    }
+
+    /// Sends a request, and returns the client's address as the backend sees it, or None if there is no answer.
+    fn udp(&self, port: u16, backend: &Backend) -> Result<Option<IpAddr>> {
+        let socket = self.dialer.udp_socket(self.client)?;
+        let to = self.dialer.address(self.vip, port);
+        let udp = &backend.udp[self.family()];
+        udp.set_read_timeout(Some(self.within))?;
+        socket.set_read_timeout(Some(self.within))?;
+        let mut buffer = [0; 16];
+        let mut seen = None;
+        // The second request and reply belong to a flow that exists.
+        for _ in 0..2 {
+            socket.send_to(b"ask", to)?;
+            let Ok((length, from)) = udp.recv_from(&mut buffer) else {
+                return Ok(None);
+            };
+            udp.send_to(&buffer[..length], from)?;
+            match socket.recv_from(&mut buffer) {
+                Ok((_, sender)) if sender == to => seen = Some(from.ip()),
+                Ok(_) | Err(_) => return Ok(None),
+            }
+        }
+        Ok(seen)
+    }
+
+    fn family(&self) -> usize {
+        usize::from(self.dialer == Dialer::V6)
+    }
+}
+
+#[test]
+fn every_client_reaches_every_backend_at_every_address_as_the_table_says() -> Result<()> {
+    let scene = configured("detectLocal: NodeCIDR")?;
+    let node = culvert_instance::Instance::node();
+    scene.node.apply(node.pod_cidrs(POD_RANGES))?;
+    let remote = remote(&scene)?;
+    let pod_elsewhere = pod_elsewhere(&scene, "client", POD)?;
+    let listener = scene.node.pod("listener")?;
+    let Vip { v4, v6 } = HOST;
+    // These routes are more specific than the ones that make Service addresses unreachable.
+    scene.node.outside().ip(&format!(
+        "route add 10.96.0.0/24 via {v4}\nroute add fd00:10:96::/112 via {v6}\n"
+    ))?;
+    let backend_ips = |place| match place {
+        Place::ThisNode => [listener.v4(), listener.v6()],
+        Place::HostNetwork => HOST.ips(),
+        Place::OtherNode => REMOTE.ips(),
+    };
+    let backend_hosts = [&**listener, scene.node.host(), &remote];
+    let backends = PLACES.into_iter().zip(backend_hosts);
+    let backends: Vec<_> = backends
+        .map(|(place, sandbox)| Ok((place, Backend::at(sandbox, backend_ips(place))?)))
+        .collect::<Result<_>>()?;
+    scene.node.start()?;
+    for place in PLACES {
+        for policy in POLICIES {
+            let service = Addresses::of(place, policy)?.service(place, policy);
+            scene.program(service.backends(backend_ips(place)))?;
+        }
+    }
+
+    let expect = |case: Case, dialer: Dialer| -> Result<()> {
+        let (client, ips) = match case.client {
+            Client::Outside => (scene.node.outside(), CLIENT.ips()),
+            Client::PodElsewhere => (&pod_elsewhere, POD.ips()),
+        };
+        let family = usize::from(dialer == Dialer::V6);
+        let (expected, within) = match case.culvert {
+            Outcome::SeesClient => (Some(ips[family]), RESPONSE_TIMEOUT),
+            Outcome::SeesNode => (Some(HOST.ips()[family]), RESPONSE_TIMEOUT),
+            Outcome::NoAnswer => (None, NO_ANSWER),
+        };
+        let addresses = Addresses::of(case.place, case.policy)?;
+        let attempt = Attempt {
+            client,
+            dialer,
+            vip: addresses.vip(case.address),
+            within,
+        };
+        let [http, dns] = addresses.ports(case.address);
+        let backend = backends.iter().find(|(place, _)| *place == case.place);
+        let (_, backend) = backend.context("no backend")?;
+        ensure_eq("TCP", attempt.tcp(http, backend)?, expected)?;
+        ensure_eq("UDP", attempt.udp(dns, backend)?, expected)
+    };
+    for case in cases() {
+        for dialer in [Dialer::V4, Dialer::V6] {
+            expect(case, dialer).with_context(|| format!("{dialer:?}, {case}"))?;
+        }
+    }
+    Ok(())
+}

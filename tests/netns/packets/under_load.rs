@@ -1,0 +1,170 @@
+//! Open flows from outside go on, and new ones begin, whatever happens to the daemon meanwhile.
+
+use std::{
+    net::{SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use tunnel_tests::{
+    load::{Plan, StopSignal, tcp, udp},
+    load_scale::LoadScale,
+    sandbox::Sandbox,
+    wait,
+};
+
+use super::{remote_server, service};
+use crate::{
+    background_load::expect_all_answered,
+    fixture::Scene,
+    migration::imitate_older_layout,
+    packets::{REMOTE, route_to_node},
+    service_addresses::{NODE_DNS, NODE_HTTP},
+    support::{Dialer, HOST, ask_name, ensure_eq, query},
+};
+
+const TCP_CONNECTIONS: u32 = 500;
+const UDP_FLOWS: u32 = 100;
+
+/// The number of new connections and of new UDP flows per second.
+const RATE: u32 = 100;
+
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The time limit for all open flows to exchange data once.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Flows that stay open.
+struct OpenFlows {
+    tcp: Vec<TcpStream>,
+    udp: Vec<UdpSocket>,
+    /// The number of times that each of them has exchanged data.
+    rounds: AtomicUsize,
+}
+
+impl OpenFlows {
+    fn open(client: &Sandbox) -> Result<Self> {
+        let scale = LoadScale::from_environment();
+        let dialers = || [Dialer::V4, Dialer::V6].into_iter().cycle();
+        let tcp = dialers()
+            .take(usize::try_from(scale.count(TCP_CONNECTIONS))?)
+            .map(|dialer| dialer.connect(client, HOST, NODE_HTTP));
+        let udp = dialers()
+            .take(usize::try_from(scale.count(UDP_FLOWS))?)
+            .map(|dialer| dialer.connect_udp(client, HOST, NODE_DNS));
+        Ok(Self {
+            tcp: tcp.collect::<Result<_, _>>()?,
+            udp: udp.collect::<Result<_, _>>()?,
+            rounds: AtomicUsize::new(0),
+        })
+    }
+
+    /// Exchanges data over each of the flows, again and again.
+    fn talk(&self, stop: &StopSignal) -> Result<()> {
+        while !stop.is_stopped() {
+            for (number, stream) in self.tcp.iter().enumerate() {
+                let name = ask_name(stream).with_context(|| format!("connection {number}"))?;
+                ensure_eq("server", &*name, "backend")?;
+            }
+            for (number, socket) in self.udp.iter().enumerate() {
+                let name = query(socket).with_context(|| format!("UDP flow {number}"))?;
+                ensure_eq("server", &*name, "backend")?;
+            }
+            self.rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Waits until each of the flows has exchanged data.
+    fn wait_for_round(&self) -> Result<()> {
+        // The round that has begun may have passed some flows before.
+        let wanted = self.rounds.load(Ordering::Relaxed) + 2;
+        let timeout = LoadScale::from_environment().timeout(ROUND_TIMEOUT);
+        wait::until(timeout, || self.rounds.load(Ordering::Relaxed) >= wanted)
+            .context("the open flows stand still")
+    }
+}
+
+/// A change of the daemon, and its name.
+type Change<'a> = (&'static str, &'a dyn Fn() -> Result<()>);
+
+#[test]
+fn open_flows_go_on_and_new_ones_begin_while_the_daemon_is_killed_replaced_and_upgraded()
+-> Result<()> {
+    let scene = Scene::new(&[])?;
+    let node = &scene.node;
+    route_to_node(&scene)?;
+    let _remote = remote_server(&scene, "backend")?;
+    node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let client = node.outside();
+    let open = OpenFlows::open(client)?;
+
+    let kill = || {
+        node.kill9()?;
+        open.wait_for_round()?;
+        node.start()
+    };
+    let upgrade = || {
+        node.kill9()?;
+        imitate_older_layout(node)?;
+        open.wait_for_round()?;
+        node.start()
+    };
+    let flows = node.status()?["flows"]["capacity"]
+        .as_u64()
+        .context("no capacity")?
+        / 3;
+    let flows = u32::try_from(flows)?;
+    let resize = |flows: u32| {
+        node.resize(|settings| settings.maps.flows = flows)?;
+        node.restart()
+    };
+    let changes: [Change<'_>; 5] = [
+        ("kill -9 and a start", &kill),
+        ("another program", &|| node.restart()),
+        ("a larger map of flows", &|| resize(2 * flows)),
+        ("a smaller map of flows", &|| resize(flows)),
+        ("an upgrade from an older layout", &upgrade),
+    ];
+    under_load(client, &open, || {
+        for (what, change) in changes {
+            change().context(what)?;
+            open.wait_for_round().context(what)?;
+        }
+        Ok(())
+    })
+}
+
+/// Runs `action` while the open flows talk and new ones begin, none of which may fail.
+fn under_load(
+    client: &Sandbox,
+    open: &OpenFlows,
+    action: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let stop = StopSignal::default();
+    let rate = LoadScale::from_environment().count(RATE);
+    let plan = |to: SocketAddr| Plan::new(to, rate, LOAD_TIMEOUT).stop_on(&stop);
+    let sockets = |domain, kind| client.socket(domain, kind);
+    thread::scope(|scope| {
+        let mut loads = Vec::new();
+        for dialer in [Dialer::V4, Dialer::V6] {
+            let http = plan(dialer.address(HOST, NODE_HTTP));
+            loads.push(scope.spawn(move || tcp::run(&http, &sockets)));
+            let dns = plan(dialer.address(HOST, NODE_DNS));
+            loads.push(scope.spawn(move || udp::run(&dns, udp::Mode::Unconnected, &sockets)));
+        }
+        let talk = scope.spawn(|| open.talk(&stop));
+        let result = stop.stop_after(action);
+        let talk = talk.join().ok().context("the open flows panicked")?;
+        talk.context("an open flow")?;
+        result?;
+        for load in loads {
+            expect_all_answered(&load.join().ok().context("a load panicked")?)?;
+        }
+        ensure!(open.rounds.load(Ordering::Relaxed) > 0, "no flow was used");
+        Ok(())
+    })
+}

@@ -12,6 +12,7 @@ pub mod clock;
 pub mod culvert_instance;
 pub mod daemon;
 pub mod edge_node;
+pub mod empty_program;
 pub mod environment;
 pub mod executor;
 pub mod fake_kubelet;

@@ -131,8 +131,8 @@ pub trait Flows: decide::Maps {
 
     /// Calls [`steps::claim`].
     #[inline(always)]
-    fn claim(&self, role: Role) -> Insertion {
-        steps::claim(self, role)
+    fn claim(&self, role: Role, from_closing: bool) -> Insertion {
+        steps::claim(self, role, from_closing)
     }
 
     /// Calls [`steps::insert`].
@@ -143,8 +143,8 @@ pub trait Flows: decide::Maps {
 
     /// Calls [`steps::is_unused`].
     #[inline(always)]
-    fn is_unused(&self) -> bool {
-        steps::is_unused(self)
+    fn is_unused(&self, from_closing: bool) -> bool {
+        steps::is_unused(self, from_closing)
     }
 
     /// Calls [`reclaim::make_room`].
@@ -170,6 +170,12 @@ pub trait Flows: decide::Maps {
     fn end_flow_without_port(&self) {
         steps::end_flow_without_port(self);
     }
+
+    /// Calls [`steps::end_closed_namesake`].
+    #[inline(always)]
+    fn end_closed_namesake(&self) {
+        steps::end_closed_namesake(self);
+    }
 }
 
 /// Returns the step, or leaves the packet alone if there is no state of the run.
@@ -186,6 +192,9 @@ pub fn arrive<T: Flows>(maps: &T, packet: &Packet) -> Step {
         return step;
     }
     let step = maps.choose();
+    if step == Step::Pass {
+        maps.end_closed_namesake();
+    }
     if step != Step::Next {
         return step;
     }
@@ -203,8 +212,8 @@ fn start<T: Flows>(maps: &T, packet: &Packet) {
 /// the client.
 #[inline(always)]
 fn insert_entries<T: Flows>(maps: &T) -> Step {
-    for _ in 0..MAX_PORT_TRIES {
-        match claim(maps, Role::FORWARDED) {
+    for tries in 0..MAX_PORT_TRIES {
+        match claim(maps, Role::FORWARDED, tries) {
             Insertion::Inserted => return insert_dialled(maps),
             Insertion::Full => return refuse(maps, Reason::FlowsFull),
             Insertion::Exists => {}
@@ -235,12 +244,14 @@ fn refuse<T: Flows>(maps: &T, reason: Reason) -> Step {
     Step::Refuse
 }
 
-/// Inserts an entry of the run's flow, unless another flow uses its key. If the map is full, makes room once.
+/// Inserts an entry of the run's flow, unless another flow uses its key. If the map is full, makes room once. After half of
+/// the tries, also takes the key of a connection that both ends have closed.
 #[inline(always)]
-fn claim<T: Flows>(maps: &T, role: Role) -> Insertion {
-    let insertion = maps.claim(role);
+fn claim<T: Flows>(maps: &T, role: Role, tries: u32) -> Insertion {
+    let from_closing = tries >= MAX_PORT_TRIES / 2;
+    let insertion = maps.claim(role, from_closing);
     if insertion == Insertion::Full && maps.make_room() {
-        return maps.claim(role);
+        return maps.claim(role, from_closing);
     }
     insertion
 }
@@ -293,9 +304,9 @@ fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) 
             run.flow.masquerade.port = maps.port_at(place);
         }
     });
-    for _ in 0..MAX_PORT_TRIES {
+    for tries in 0..MAX_PORT_TRIES {
         if maps.with_run(|run| is_free(run)) == Some(true) {
-            match claim(maps, Role::MASQUERADED) {
+            match claim(maps, Role::MASQUERADED, tries) {
                 Insertion::Inserted => return replace_forwarded(maps),
                 Insertion::Full => return refuse(maps, Reason::FlowsFull),
                 Insertion::Exists => {}

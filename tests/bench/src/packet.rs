@@ -41,7 +41,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     common: CommonOptions,
     /// The number of times to measure each variant.
-    #[arg(long, default_value_t = 21)]
+    #[arg(long, default_value_t = 61)]
     rounds: u32,
     /// The numbers of Services with which to measure Culvert; an empty list skips Culvert.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "10,10000,100000")]
@@ -55,7 +55,7 @@ pub(crate) struct Options {
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "10,10000")]
     iptables: Vec<u32>,
     /// The duration of one measurement, in milliseconds.
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 100)]
     slot_millis: u64,
 }
 

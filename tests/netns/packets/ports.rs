@@ -39,9 +39,7 @@ fn a_flow_without_a_free_port_is_refused_and_sockets_of_the_host_keep_theirs() -
     const PORTS: RangeInclusive<u16> = 50_000..=50_003;
     const OF_HOST: u16 = 50_001;
     let (first, last) = (PORTS.start(), PORTS.end());
-    let scene = configured(&format!(
-        "packets: {{ ports: {first}-{last}, timeouts: {{ tcpClosing: 2s, tcpClosed: 2s }} }}"
-    ))?;
+    let scene = configured(&format!("packets: {{ ports: {first}-{last} }}"))?;
     route_to_node(&scene)?;
     let remote = remote(&scene)?;
     let backend = Backend::at(&remote, REMOTE.ips())?;

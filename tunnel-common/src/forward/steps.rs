@@ -275,9 +275,9 @@ const fn verdict(none: NoChoice) -> Step {
 
 /// Inserts an entry of the run's flow, unless another flow uses its key.
 #[inline(always)]
-pub fn claim<T: Flows + ?Sized>(maps: &T, role: Role) -> Insertion {
+pub fn claim<T: Flows + ?Sized>(maps: &T, role: Role, from_closing: bool) -> Insertion {
     let insertion = maps.insert(role, true);
-    if insertion == Insertion::Exists && maps.is_unused() {
+    if insertion == Insertion::Exists && maps.is_unused(from_closing) {
         // Two flows of one client port can replace the entry at once. Only one of them then gets answers.
         return maps.insert(role, false);
     }
@@ -298,25 +298,41 @@ pub fn insert<T: Flows + ?Sized>(maps: &T, role: Role, is_new: bool) -> Insertio
     inserted.unwrap_or(Insertion::Full)
 }
 
-/// Returns true if the entry with the key of the run's flow has ended or expired, or belongs to an earlier flow with the
-/// same client and frontend.
+/// Adds what another entry of the same flow has seen to a copy of an entry. The packets of one direction may meet one entry
+/// only.
 #[inline(always)]
-pub fn is_unused<T: Flows + ?Sized>(maps: &T) -> bool {
+fn learn_from<T: Flows + ?Sized>(maps: &T, entry: &mut Flow, role: Role, sibling: &mut Flow) {
+    let key = entry.key_of(role);
+    if copy_entry(maps, &key, sibling) && sibling.has_ends_of(entry) {
+        entry.seen = entry.seen.union(sibling.seen);
+        entry.last_used = entry.last_used.max(sibling.last_used);
+    }
+}
+
+/// Returns true if the entry with the key of the run's flow has ended or expired, belongs to a connection that was reset or
+/// (with `from_closing`) that both ends have closed, or to an earlier flow with the same client and frontend.
+#[inline(always)]
+pub fn is_unused<T: Flows + ?Sized>(maps: &T, from_closing: bool) -> bool {
     let is_unused = maps.with_run(|run| {
         let key = run.flow.key();
-        let (other, forwarded) = (&mut run.other, &mut run.candidate);
+        let (other, sibling) = (&mut run.other, &mut run.candidate);
         if !copy_entry(maps, &key, other) {
             return false;
         }
         if other.role == Role::MASQUERADED {
-            // This entry is met by the backend's packets only. The forwarded one is met by both directions.
-            let key = other.key_of(Role::FORWARDED);
-            if copy_entry(maps, &key, forwarded) && forwarded.has_ends_of(other) {
-                other.seen = other.seen.union(forwarded.seen);
-                other.last_used = other.last_used.max(forwarded.last_used);
-            }
+            learn_from(maps, other, Role::FORWARDED, sibling);
         }
-        other.is_unused(&maps.timeouts(), run.now) || other.has_ends_of(&run.flow)
+        learn_from(maps, other, Role::DIALLED, sibling);
+        let is_over = match other.seen.phase(other.protocol) {
+            Phase::Closed => true,
+            Phase::Closing => from_closing,
+            Phase::HalfOpen
+            | Phase::Unanswered
+            | Phase::Answered
+            | Phase::HalfClosed
+            | Phase::Established => false,
+        };
+        is_over || other.is_unused(&maps.timeouts(), run.now) || other.has_ends_of(&run.flow)
     });
     is_unused.unwrap_or(false)
 }
@@ -353,6 +369,29 @@ pub fn end_flow_without_port<T: Flows + ?Sized>(maps: &T) {
             if let Some(entry) = find(maps, &run.flow.key_of(role), &mut run.other) {
                 maps.end_flow(entry);
             }
+        }
+    });
+}
+
+/// Ends the forwarded entry of a connection that is over, if the packet begins a connection with the same ends that is not
+/// translated: the client has used its port again, and has dialled the backend itself. Else the replies would come from the
+/// frontend.
+#[inline(always)]
+pub fn end_closed_namesake<T: Flows + ?Sized>(maps: &T) {
+    maps.with_run(|run| {
+        if !run.opens() {
+            return;
+        }
+        let key = run.forwarded_key();
+        let (other, sibling) = (&mut run.other, &mut run.candidate);
+        let Some(entry) = find(maps, &key, other) else {
+            return;
+        };
+        learn_from(maps, other, Role::DIALLED, sibling);
+        let phase = other.seen.phase(other.protocol);
+        let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
+        if is_ending || other.is_expired(&maps.timeouts(), run.now) {
+            maps.end_flow(entry);
         }
     });
 }

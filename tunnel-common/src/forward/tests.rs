@@ -1,4 +1,5 @@
 mod fixture;
+mod ports;
 
 use std::collections::BTreeMap;
 
@@ -57,76 +58,6 @@ fn a_masqueraded_client_appears_as_the_node_with_its_own_port_if_that_is_free() 
     for client in [&first, &other, &third] {
         let ends = client.send(ACK).expect("open");
         client.expect_reply(ends, ACK);
-    }
-}
-
-#[test]
-fn without_a_free_port_a_client_is_refused_and_the_others_go_on() {
-    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
-    node.masquerade();
-    node.taken.borrow_mut().extend(1024..1024 + 64);
-    node.taken.borrow_mut().push(40_000);
-
-    assert_eq!(
-        Client::new(&node, CLIENT, VIP, true).send(SYN),
-        Err((Reason::PortsFull, true))
-    );
-    assert_eq!(node.entries(), 0);
-    Client::new(&node, "203.0.113.10:40001", VIP, true).connect();
-}
-
-#[test]
-fn each_port_of_a_small_range_is_used_before_a_client_is_refused() {
-    for ports in 1..=5 {
-        let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
-        node.masquerade();
-        node.ports = ports;
-        // The clients' own port is taken.
-        node.taken.borrow_mut().push(40_000);
-        let client = |number| Client::new(&node, &format!("203.0.113.{number}:40000"), VIP, true);
-        for number in 1..=ports {
-            client(number).connect();
-        }
-        let refused = client(100).send(SYN);
-        assert_eq!(refused, Err((Reason::PortsFull, true)), "{ports}");
-    }
-}
-
-#[test]
-fn a_port_is_free_once_its_flow_has_been_closed_by_both_ends_for_some_time() {
-    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
-    node.masquerade();
-    node.ports = 1;
-    node.taken.borrow_mut().push(40_000);
-    let first = Client::new(&node, CLIENT, VIP, true);
-    let (seen, backend) = first.connect();
-    first.send(FIN | ACK).expect("open");
-    first.expect_reply((seen, backend), FIN | ACK);
-
-    let other = Client::new(&node, "203.0.113.10:40000", VIP, true);
-    assert_eq!(other.send(SYN), Err((Reason::PortsFull, true)));
-    node.wait(121);
-    assert_eq!(other.connect().0, seen);
-}
-
-#[test]
-fn one_client_port_reaches_one_backend_by_two_frontends() {
-    const OTHER: &str = "198.51.100.2:80";
-    for must_masquerade in [false, true] {
-        for is_remote in [false, true] {
-            let mut node = Node::new(&[VIP, OTHER], &BACKENDS[..1], Protocol::TCP);
-            if must_masquerade {
-                node.masquerade();
-            }
-            let clients = [VIP, OTHER].map(|vip| Client::new(&node, CLIENT, vip, is_remote));
-
-            let [first, second] = [0, 1].map(|at| clients[at].connect());
-            assert_ne!(first.0, second.0, "the backend sees two clients");
-            for (client, ends) in clients.iter().zip([first, second]) {
-                assert_eq!(client.send(ACK), Ok(ends));
-                client.expect_reply(ends, ACK);
-            }
-        }
     }
 }
 
@@ -249,23 +180,6 @@ fn replies_keep_a_flow_alive_although_the_client_is_silent() {
         }
 
         assert_eq!(client.send(0), Ok(ends));
-    }
-}
-
-#[test]
-fn an_expired_flow_takes_no_port_from_another() {
-    const OTHER: &str = "198.51.100.2:80";
-    for must_masquerade in [false, true] {
-        let mut node = Node::new(&[VIP, OTHER], &BACKENDS[..1], Protocol::TCP);
-        if must_masquerade {
-            node.masquerade();
-        }
-        let first = Client::new(&node, CLIENT, VIP, true).connect();
-        node.wait(Timeouts::DEFAULT.established + 1);
-
-        let next = Client::new(&node, CLIENT, OTHER, true).connect();
-
-        assert_eq!(next, first, "its own port");
     }
 }
 

@@ -217,8 +217,8 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn claim(&self, role: Role) -> Insertion {
-        Insertion::from_number(claim_flow_key(role.number()))
+    fn claim(&self, role: Role, from_closing: bool) -> Insertion {
+        Insertion::from_number(claim_flow_key(role.number(), from_closing.into()))
     }
 
     #[inline(always)]
@@ -227,8 +227,8 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn is_unused(&self) -> bool {
-        is_entry_unused() != 0
+    fn is_unused(&self, from_closing: bool) -> bool {
+        is_entry_unused(from_closing.into()) != 0
     }
 
     #[inline(always)]
@@ -249,6 +249,11 @@ impl Flows for KernelMaps {
     #[inline(always)]
     fn end_flow_without_port(&self) {
         end_flow_without_port();
+    }
+
+    #[inline(always)]
+    fn end_closed_namesake(&self) {
+        end_closed_namesake();
     }
 }
 
@@ -340,8 +345,8 @@ extern "C" fn choose_for_packet() -> u32 {
 /// Calls [`steps::claim`].
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn claim_flow_key(role: u32) -> u32 {
-    steps::claim(&KernelMaps, Role::from_number(role)).number()
+extern "C" fn claim_flow_key(role: u32, from_closing: u32) -> u32 {
+    steps::claim(&KernelMaps, Role::from_number(role), from_closing != 0).number()
 }
 
 /// Calls [`steps::insert`].
@@ -354,8 +359,8 @@ extern "C" fn insert_flow_entry(role: u32, is_new: u32) -> u32 {
 /// Calls [`steps::is_unused`]. Returns 1 for true.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn is_entry_unused() -> u32 {
-    steps::is_unused(&KernelMaps).into()
+extern "C" fn is_entry_unused(from_closing: u32) -> u32 {
+    steps::is_unused(&KernelMaps, from_closing != 0).into()
 }
 
 /// Calls [`reclaim::make_room`]. Returns 1 for true.
@@ -384,5 +389,13 @@ extern "C" fn find_leaving_flow() -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn end_flow_without_port() -> u32 {
     steps::end_flow_without_port(&KernelMaps);
+    0
+}
+
+/// Calls [`steps::end_closed_namesake`]. The number that it returns has no meaning.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn end_closed_namesake() -> u32 {
+    steps::end_closed_namesake(&KernelMaps);
     0
 }

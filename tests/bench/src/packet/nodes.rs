@@ -1,6 +1,7 @@
 //! The nodes of the benchmark of packets: what translates on each of them, their Services, and their servers.
 
 use std::{
+    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
@@ -11,6 +12,7 @@ use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     culvert_instance::{self, InstanceSettings},
     kube_proxy_rules::{NodePortService, iptables, nft},
+    log,
     manifest::Protocol,
     node::Node,
     node_network::HOST_V4,
@@ -255,12 +257,15 @@ fn translate(
     match translator {
         Translator::None => Ok((String::new(), None)),
         Translator::EmptyPrograms => {
+            let log = directory.join("attach-empty.log");
             let command = node
                 .host()
-                .lab_command(&["attach-empty", "uplink", "uplink2"])?;
+                .lab_command(&["attach-empty", "uplink", "uplink2"])?
+                .log(log::append(&log)?);
             let process = command.start()?;
-            wait::until(READY_TIMEOUT, || has_programs(node))
-                .with_context(|| format!("no program is attached: {:?}", process.try_wait()))?;
+            let output = || fs::read_to_string(&log).unwrap_or_default();
+            wait::until(READY_TIMEOUT, || output().contains("attached"))
+                .with_context(|| format!("no program is attached: {}", output()))?;
             Ok((String::new(), Some(process)))
         }
         Translator::Culvert(services, _) => {
@@ -293,20 +298,6 @@ fn translate(
             Ok((format!("{services}, {program}"), None))
         }
     }
-}
-
-/// Returns true if the uplink has programs in both directions.
-fn has_programs(node: &Node) -> bool {
-    let shown = node
-        .host()
-        .run(&["ip", "-details", "link", "show", "uplink"]);
-    let filters = ["ingress", "egress"].map(|direction| {
-        let filters = node
-            .host()
-            .run(&["tc", "filter", "show", "dev", "uplink", direction]);
-        filters.is_ok_and(|text| text.contains("empty"))
-    });
-    filters == [true; 2] || shown.is_ok_and(|text| text.contains("tcx"))
 }
 
 #[cfg(test)]

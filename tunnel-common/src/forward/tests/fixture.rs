@@ -362,7 +362,12 @@ fn reason(run: &Run) -> Reason {
 }
 
 /// Sends a packet through tc egress, and returns its ends afterwards.
-fn through_egress(node: &Node, ends: Ends, protocol: Protocol, flags: u8) -> Result<Ends, Refusal> {
+pub(super) fn through_egress(
+    node: &Node,
+    ends: Ends,
+    protocol: Protocol,
+    flags: u8,
+) -> Result<Ends, Refusal> {
     let own = endpoint(&format!("{NODE}:0")).address;
     let step = leave(
         node,

@@ -4,7 +4,7 @@
 pub(crate) mod answer;
 
 use core::{
-    mem::{offset_of, zeroed},
+    mem::{MaybeUninit, offset_of, zeroed},
     ptr,
 };
 
@@ -272,7 +272,8 @@ pub(crate) const fn low_half(word: u32) -> u16 {
 /// too short.
 #[inline(always)]
 pub(crate) fn load_words<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
-    let mut words = [0_u32; WORDS];
+    // Zeroing the words would be a loop over their bytes, which costs as much as the rest.
+    let mut words = MaybeUninit::<[u32; WORDS]>::uninit();
     #[expect(clippy::cast_possible_truncation, reason = "a few words")]
     let length = size_of::<[u32; WORDS]>() as u32;
     // SAFETY: the helper checks the packet's bounds, and writes either exactly `length` bytes or none.
@@ -285,5 +286,9 @@ pub(crate) fn load_words<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Op
             BPF_HDR_START_NET,
         )
     };
-    if failed == 0 { Some(words) } else { None }
+    if failed != 0 {
+        return None;
+    }
+    // SAFETY: the helper has written all words.
+    Some(unsafe { words.assume_init() })
 }

@@ -52,6 +52,7 @@ fn only_variants_that_the_kernel_can_load_are_measured() {
         let variants = variants(Features {
             set_retval,
             tcx: false,
+            coarse_clock: false,
             kernel_offsets: None,
             kernel_socket_bit: None,
         });

@@ -140,7 +140,7 @@ impl Flows for KernelMaps {
     #[inline(always)]
     fn seconds(&self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "136 years")]
-        let seconds = (context::now() / 1_000_000_000) as u32;
+        let seconds = (context::coarse_now() / 1_000_000_000) as u32;
         seconds
     }
 

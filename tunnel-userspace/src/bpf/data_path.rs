@@ -147,7 +147,7 @@ impl ProgramSettings {
 
 /// The programs' constants (globals in the object): the name and bytes of each.
 #[derive(Clone, Debug)]
-pub struct Globals([(&'static str, Vec<u8>); 13]);
+pub struct Globals([(&'static str, Vec<u8>); 14]);
 
 impl Globals {
     /// Returns the constants for this kernel's features and these settings.
@@ -164,6 +164,7 @@ impl Globals {
             ("KERN_SOCK_BYTE", bytes(&[byte])),
             ("KERN_SOCK_BIT", vec![bit]),
             ("RETVAL_SETTABLE", vec![u8::from(features.set_retval)]),
+            ("COARSE_CLOCK", vec![u8::from(features.coarse_clock)]),
             (
                 "KERNEL_OFFSETS",
                 bytes(&KernelOffsets::to_constants(features.kernel_offsets)),

@@ -21,6 +21,9 @@ pub struct Features {
     pub set_retval: bool,
     /// True if tc programs can be attached through links (Linux 6.6). Otherwise they are attached as filters.
     pub tcx: bool,
+    /// True if programs may call `bpf_ktime_get_coarse_ns` (Linux 5.11), which doesn't read a hardware clock. Otherwise
+    /// they read it for each packet.
+    pub coarse_clock: bool,
     /// The offsets that programs use to find the addresses of a network namespace. `None` if the kernel has
     /// no BTF, or doesn't let programs read its memory; the client address is then known only for sockets
     /// that are bound to an address.
@@ -103,6 +106,7 @@ fn probe_features() -> Result<Features, ProbeError> {
     Ok(Features {
         set_retval: can_load("bpf_set_retval in socket hooks", &CALL_SET_RETVAL)?,
         tcx: checked("links at tc", sys::supports_tcx(&ALLOW))?,
+        coarse_clock: can_load("bpf_ktime_get_coarse_ns", &CALL_COARSE_CLOCK)?,
         kernel_offsets: types.as_ref().and_then(KernelOffsets::find),
         kernel_socket_bit: types.as_ref().and_then(KernelSocketBit::find),
     })
@@ -115,6 +119,9 @@ const CALL_SET_RETVAL: [u64; 4] = [
     0x0000_0000_0000_00b7,
     0x95,
 ];
+
+/// `call bpf_ktime_get_coarse_ns; r0 = 0; exit`.
+const CALL_COARSE_CLOCK: [u64; 3] = [0x0000_00a0_0000_0085, 0x0000_0000_0000_00b7, 0x95];
 
 /// `r1 = r10; r1 += -8; r2 = 8; r3 = 0; call bpf_probe_read_kernel; r0 = 0; exit`. The kernel doesn't offer
 /// this helper while it is locked down for confidentiality (kernel_lockdown(7)).

@@ -20,7 +20,7 @@ use rtnetlink::{
         AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
         link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage},
-        route::{RouteFlags, RouteProtocol, RouteScope, RouteType},
+        route::{RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType},
     },
 };
 use socket2::{Domain, Protocol, Socket, Type};
@@ -38,8 +38,8 @@ pub(crate) const CHANGE_FLAGS: u16 = NLM_F_REQUEST | NLM_F_ACK;
 const CREATE_FLAGS: u16 = CHANGE_FLAGS | NLM_F_CREATE | NLM_F_EXCL;
 
 /// Runs the given commands, one per line. Supported commands are `link set L up`, `link add L type veth peer
-/// name P netns PID`, `addr add A/N dev L [scope link] [nodad]`, `addr del A/N dev L` and `route add
-/// [unreachable|local] A/N|default [via A] [dev L] [src A] [onlink]`.
+/// name P netns PID`, `addr add A/N dev L [scope link] [nodad]`, `addr del A/N dev L` and `route
+/// add|del [unreachable|local] A/N|default [via A] [dev L] [src A] [onlink]`.
 pub(crate) fn run_commands(sandbox: &Sandbox, commands: &str) -> Result<()> {
     let socket = sandbox
         .socket_with_protocol(
@@ -94,12 +94,19 @@ impl Netlink {
                 message.header.index = self.index(link)?;
                 self.change(RouteNetlinkMessage::DelAddress(message), CHANGE_FLAGS)
             }
-            ["route", "add", ref words @ ..] => self.add_route(words),
+            ["route", "add", ref words @ ..] => {
+                let message = RouteNetlinkMessage::NewRoute(self.route(words)?);
+                self.change(message, CREATE_FLAGS)
+            }
+            ["route", "del", ref words @ ..] => {
+                let message = RouteNetlinkMessage::DelRoute(self.route(words)?);
+                self.change(message, CHANGE_FLAGS)
+            }
             _ => bail!("unsupported command"),
         }
     }
 
-    fn add_route(&self, words: &[&str]) -> Result<()> {
+    fn route(&self, words: &[&str]) -> Result<RouteMessage> {
         let (kind, words) = match words {
             ["unreachable", rest @ ..] => (RouteType::Unreachable, rest),
             ["local", rest @ ..] => (RouteType::Local, rest),
@@ -140,7 +147,7 @@ impl Netlink {
         if options.is_onlink {
             route.header.flags |= RouteFlags::Onlink;
         }
-        self.change(RouteNetlinkMessage::NewRoute(route), CREATE_FLAGS)
+        Ok(route)
     }
 
     /// Returns a link's index.

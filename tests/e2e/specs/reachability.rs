@@ -147,7 +147,7 @@ pub(super) fn is_as_the_table_says(fixture: &Fixture<'_>) -> Result<()> {
     let router = &fixture.cluster.shared.network.router;
     route(router, "add")?;
     let result = check(fixture, &targets);
-    route(router, "del")?;
+    let routed = route(router, "del");
     let mut names = vec!["delete".to_owned(), "--wait=false".to_owned()];
     names.extend(
         targets
@@ -157,7 +157,7 @@ pub(super) fn is_as_the_table_says(fixture: &Fixture<'_>) -> Result<()> {
     names.extend(PLACES.map(|place| format!("pod/{}", server_name(place))));
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let deleted = fixture.run_kubectl(&names).map(drop);
-    result.and(deleted)
+    result.and(routed).and(deleted)
 }
 
 /// Adds or deletes the router's routes to the Services' addresses.

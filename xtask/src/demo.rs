@@ -27,7 +27,7 @@ pub(crate) fn demo(keep: bool, args: &[String]) -> Result<()> {
 pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     ensure_ready(
         &format!("bench {name}"),
-        matches!(name, "connect" | "program"),
+        matches!(name, "connect" | "packet" | "program"),
     )?;
     let runs = workspace::root().join(RUNS);
     fs::create_dir_all(&runs)?;

@@ -112,6 +112,8 @@ enum Command {
 enum Bench {
     /// The cost of a connect() through a VIP.
     Connect,
+    /// The cost of a request from outside the node through a node port.
+    Packet,
     /// The time until a change has reached the kernel.
     Program,
     /// The time until a change in the API server has reached the kernel, compared with kube-proxy (needs Go,

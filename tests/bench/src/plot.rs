@@ -37,7 +37,7 @@ struct Chart {
 }
 
 /// The charts to draw for each benchmark.
-const CHARTS: [(&str, &[Chart]); 4] = [
+const CHARTS: [(&str, &[Chart]); 5] = [
     (
         "connect",
         &[Chart {
@@ -69,6 +69,17 @@ const CHARTS: [(&str, &[Chart]); 4] = [
                 divisor: 1_000_000,
             },
         ],
+    ),
+    (
+        "packet",
+        &[Chart {
+            title: "Time of a request from outside, median",
+            rows: "/lines",
+            label: &["label"],
+            value: "p50_ns",
+            unit: "µs",
+            divisor: 1_000,
+        }],
     ),
     (
         "api",

@@ -48,6 +48,7 @@ fn counts(sandbox: &Sandbox, dialer: Dialer, times: u32) -> Result<BTreeMap<Stri
 }
 
 #[test]
+#[ignore = "independent of the kernel: arithmetic; `endpoint_churn` and others choose slots"]
 fn connects_are_distributed_by_weight() -> Result<()> {
     const CONNECTS: u32 = 600;
     let scene = start(&[(WEIGHTS, "zone:north=3")])?;

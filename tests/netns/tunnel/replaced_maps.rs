@@ -11,6 +11,7 @@ use crate::{
 };
 
 #[test]
+#[ignore = "independent of the kernel: `map_layouts` replaces the same maps under load"]
 fn kubelets_are_reached_after_a_change_of_the_steering_map_size() -> Result<()> {
     let testbed = TunnelTestbed::new()?;
     let node = testbed.node();

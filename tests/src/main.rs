@@ -11,7 +11,10 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
-use nix::unistd::Pid;
+use nix::{
+    sys::resource::{Resource, getrlimit, setrlimit},
+    unistd::Pid,
+};
 use serde::Serialize;
 use tunnel_tests::{
     executor::{self, SandboxSpec},
@@ -102,7 +105,10 @@ fn run(command: Command) -> Result<()> {
         Command::Executor(spec) => executor::process::execute_requests(&spec),
         Command::SweepAfter { owner } => lab::sweep_after(Pid::from_raw(owner)),
         Command::Up { pods } => up(pods),
-        Command::Serve(options) => server::process::run_server(options),
+        Command::Serve(options) => {
+            raise_file_limit()?;
+            server::process::run_server(options)
+        }
         Command::Tunnel {
             role,
             settings,
@@ -113,11 +119,20 @@ fn run(command: Command) -> Result<()> {
             TunnelRole::Agents => tunnel_process::roles::run_agents(&settings, &record),
         },
         Command::Throughput { command } => commands::throughput::run(command),
-        Command::Load { load } => commands::load::run(load),
+        Command::Load { load } => {
+            raise_file_limit()?;
+            commands::load::run(load)
+        }
         Command::Verify => commands::verify::run(),
         Command::AttachEmpty { links } => commands::empty_programs::attach(&links),
         Command::RaceRead(plan) => print(&race::run(&plan)?),
     }
+}
+
+/// Raises the number of files that this process may have open as far as it may.
+fn raise_file_limit() -> Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
 fn up(pods: u8) -> Result<()> {

@@ -176,8 +176,7 @@ pub struct Frontend {
     /// [`Frontend::HAS_ENDPOINTS`], [`Frontend::NOT_SOCKETS`], [`Frontend::ADMITS_HOST`] and
     /// [`Frontend::HOST_UNKNOWN`].
     pub flags: u8,
-    /// A combination of [`Frontend::MASQUERADE`], [`Frontend::MASQUERADE_FOREIGN`], [`Frontend::SHORT_CIRCUIT`] and
-    /// [`Frontend::NOT_PACKETS`].
+    /// A combination of [`Frontend::MASQUERADE`], [`Frontend::MASQUERADE_FOREIGN`] and [`Frontend::NOT_PACKETS`].
     pub packet_flags: u8,
     /// Zero.
     pub reserved: u8,
@@ -211,10 +210,8 @@ impl Frontend {
     pub const MASQUERADE: u8 = 1;
     /// Flag for packets: the same, if their sender is not local.
     pub const MASQUERADE_FOREIGN: u8 = 2;
-    /// Flag for packets: those of a local sender choose from the same set as sockets.
-    pub const SHORT_CIRCUIT: u8 = 4;
     /// Flag: packets are not translated, because a process of this node listens on the frontend's address itself.
-    pub const NOT_PACKETS: u8 = 8;
+    pub const NOT_PACKETS: u8 = 4;
 }
 
 /// Value of the array `slots`: one slot in a backend set. Written once.

@@ -183,10 +183,7 @@ pub fn relation_to_range<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
 #[inline(always)]
 fn is_masqueraded<T: Flows + ?Sized>(maps: &T, flags: u8, locality: Locality) -> bool {
     let is_foreign = locality == Locality::Foreign || maps.masquerades_all();
-    flags & Frontend::MASQUERADE != 0
-        || flags & Frontend::MASQUERADE_FOREIGN != 0 && is_foreign
-        // kube-proxy doesn't, so the replies to a pod of another node don't pass this node.
-        || flags & Frontend::SHORT_CIRCUIT != 0 && locality == Locality::Local
+    flags & Frontend::MASQUERADE != 0 || flags & Frontend::MASQUERADE_FOREIGN != 0 && is_foreign
 }
 
 /// Chooses the backend for a new flow, and stores it in the run. Returns [`Step::Next`] if there is one.
@@ -211,19 +208,12 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
     if maps.is_frozen() {
         return Step::Defer;
     }
-    let depends_on_sender = Frontend::MASQUERADE_FOREIGN | Frontend::SHORT_CIRCUIT;
-    let locality = if packet_flags & depends_on_sender == 0 {
+    let locality = if packet_flags & Frontend::MASQUERADE_FOREIGN == 0 {
         Locality::Unknown
     } else {
         maps.locality()
     };
-    let is_short = packet_flags & Frontend::SHORT_CIRCUIT != 0 && locality == Locality::Local;
-    let traffic = if is_short {
-        Traffic::Sockets
-    } else {
-        Traffic::Packets
-    };
-    let choice = match decide::choose_backend(maps, &sender, &key, record, traffic) {
+    let choice = match decide::choose_backend(maps, &sender, &key, record, Traffic::Packets) {
         Ok(choice) => choice,
         Err(none) => {
             maps.with_run(|run| {

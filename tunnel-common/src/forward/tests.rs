@@ -365,25 +365,6 @@ fn a_backend_that_is_its_own_client_sees_the_node() {
 }
 
 #[test]
-fn a_local_client_reaches_backends_on_other_nodes_under_policy_local() {
-    for protocol in [Protocol::TCP, Protocol::UDP] {
-        let mut node = Node::new(&[VIP], &BACKENDS[..1], protocol);
-        node.set_packet_flags(Frontend::SHORT_CIRCUIT);
-        for frontend in &mut node.frontends {
-            (frontend.cluster, frontend.local) = (frontend.local, frontend.cluster);
-            frontend.flags |= Frontend::HAS_ENDPOINTS;
-        }
-        node.local_ranges = vec![SourceRange {
-            first: endpoint("10.244.0.0:0").address,
-            last: endpoint("10.244.255.255:0").address,
-        }];
-        assert_eq!(seen(&node, "10.244.9.9:40000", VIP), "192.0.2.10:40000");
-        let refused = Client::new(&node, CLIENT, VIP, true).send(SYN);
-        assert_eq!(refused, Err((Reason::NoLocalBackend, true)), "outside");
-    }
-}
-
-#[test]
 fn a_frontend_whose_address_has_a_listener_is_left_alone() {
     let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
     node.set_packet_flags(Frontend::NOT_PACKETS);

@@ -144,11 +144,11 @@ impl<'a> RecordBuilder<'a> {
         let skips_sockets = plan.socket_translation_disabled || frontend.has_listener;
         let is_restricted = plan.is_restricted(frontend);
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-        // As in kube-proxy, policy Local applies to external traffic only, and is not masqueraded.
+        // Under policy Local, only backends on this node are used, which see the client.
         let sender_flags = match (frontend.kind, packets) {
             (FrontendKind::ClusterIp, _) => Frontend::MASQUERADE_FOREIGN,
             (_, false) => Frontend::MASQUERADE,
-            (_, true) => Frontend::SHORT_CIRCUIT,
+            (_, true) => 0,
         };
         let admits_host = is_restricted.then_some(frontend.admits_host);
         let flags = flag(sockets, Frontend::SOCKETS_LOCAL)

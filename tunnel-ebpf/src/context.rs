@@ -15,8 +15,8 @@ use aya_ebpf::{
     EbpfContext as _, Global,
     bindings::{bpf_sock, bpf_sock_addr},
     helpers::generated::{
-        bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_ktime_get_coarse_ns,
-        bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_set_retval,
+        bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_ktime_get_ns,
+        bpf_probe_read_kernel, bpf_set_retval,
     },
     programs::SockAddrContext,
 };
@@ -94,9 +94,6 @@ static FLOW_TIMEOUTS: [Global<u32>; 7] = {
 /// The number of CPUs that the kernel may use. Set by the loader.
 #[unsafe(no_mangle)]
 static CPUS: Global<u32> = Global::new(1);
-/// 1 if the kernel has `bpf_ktime_get_coarse_ns`. Set by the loader.
-#[unsafe(no_mangle)]
-static COARSE_CLOCK: Global<u8> = Global::new(0);
 /// 1 if packets to cluster IPs are masqueraded whoever sends them. Set by the loader.
 #[unsafe(no_mangle)]
 static MASQUERADE_ALL: Global<u8> = Global::new(0);
@@ -469,16 +466,6 @@ pub(crate) fn set_error(number: i32) -> bool {
 pub(crate) fn now() -> u64 {
     // SAFETY: the helper has no preconditions.
     unsafe { bpf_ktime_get_ns() }
-}
-
-/// Returns the time in nanoseconds, from the monotonic clock, at the last tick of the kernel's timer if it can tell.
-#[inline(always)]
-pub(crate) fn coarse_now() -> u64 {
-    if COARSE_CLOCK.load() == 0 {
-        return now();
-    }
-    // SAFETY: the helper has no preconditions, and the loader has checked that this kernel has it.
-    unsafe { bpf_ktime_get_coarse_ns() }
 }
 
 /// Returns a random number.

@@ -124,7 +124,7 @@ const fn server_name(place: Place) -> &'static str {
 }
 
 pub(super) fn is_as_the_table_says(fixture: &Fixture<'_>) -> Result<()> {
-    let [here, elsewhere] = &fixture.cluster.nodes[..] else {
+    let [here, elsewhere, ..] = &fixture.cluster.nodes[..] else {
         anyhow::bail!("the cluster does not have two nodes");
     };
     let objects = PLACES.map(|place| {

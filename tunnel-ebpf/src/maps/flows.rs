@@ -5,8 +5,9 @@
 use core::ptr;
 
 use aya_ebpf::{
+    Global,
     btf_maps::{Array, HashMap, PerCpuArray},
-    helpers::generated::bpf_get_smp_processor_id,
+    helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns},
     macros::btf_map,
 };
 use tunnel_common::{
@@ -139,8 +140,14 @@ impl Flows for KernelMaps {
 
     #[inline(always)]
     fn seconds(&self) -> u32 {
+        let nanoseconds = if COARSE_CLOCK.load() == 0 {
+            context::now()
+        } else {
+            // SAFETY: the helper has no preconditions, and the loader has checked that this kernel has it.
+            unsafe { bpf_ktime_get_coarse_ns() }
+        };
         #[expect(clippy::cast_possible_truncation, reason = "136 years")]
-        let seconds = (context::coarse_now() / 1_000_000_000) as u32;
+        let seconds = (nanoseconds / 1_000_000_000) as u32;
         seconds
     }
 
@@ -256,6 +263,10 @@ impl Flows for KernelMaps {
         end_closed_namesake();
     }
 }
+
+/// 1 if the kernel has `bpf_ktime_get_coarse_ns`, which reads no hardware clock. Set by the loader.
+#[unsafe(no_mangle)]
+static COARSE_CLOCK: Global<u8> = Global::new(0);
 
 /// The error of an insertion under an existing key.
 const EEXIST: i32 = -17;

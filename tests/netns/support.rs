@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     fmt::Debug,
     fs::File,
-    io::{self, BufReader, Read as _, Write as _},
+    io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     thread,
     time::Duration,
@@ -21,7 +21,6 @@ use tunnel_common::LAYOUT_VERSION;
 use tunnel_tests::{
     culvert_instance::Instance,
     feature::{self, Feature},
-    http::ResponseHead,
     manifest::{Protocol, Service},
     node_network::{HOST_V4, HOST_V6},
     pod::{Pod, Server},
@@ -269,13 +268,6 @@ impl Dialer {
 /// Requests `/` over HTTP, and returns the name of the server that answers.
 pub(crate) fn http_server_name(stream: TcpStream) -> Result<String> {
     request(stream, "/").map(|(_, name)| name)
-}
-
-/// Requests `/` over a connection that stays open, and returns the name of the server that answers.
-pub(crate) fn ask_name(mut stream: &TcpStream) -> Result<String> {
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: lab\r\n\r\n")?;
-    let mut reader = BufReader::new(stream);
-    ResponseHead::read(&mut reader)?.body(&mut reader)
 }
 
 /// Sends an HTTP GET request, and returns the status code and the body of the response.

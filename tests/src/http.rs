@@ -1,6 +1,6 @@
 //! An HTTP/1.1 parser for the lab's clients and servers.
 
-use std::io::{self, BufRead, Read as _};
+use std::io::{self, BufRead, BufReader, Read, Write};
 
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -10,6 +10,13 @@ const MAX_HEAD: usize = 64 << 10;
 
 /// The maximum length of one line of a response, such as a header.
 const MAX_LINE: u64 = 64 << 10;
+
+/// Requests `/` over a connection that stays open, and returns the body of the response.
+pub fn get(mut connection: impl Read + Write) -> Result<String> {
+    connection.write_all(b"GET / HTTP/1.1\r\nHost: lab\r\n\r\n")?;
+    let mut reader = BufReader::new(connection);
+    ResponseHead::read(&mut reader)?.body(&mut reader)
+}
 
 /// The head of a response.
 #[derive(Clone, Copy, Debug)]

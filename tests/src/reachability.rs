@@ -24,11 +24,19 @@ pub enum Place {
     OtherNode,
 }
 
+impl Place {
+    pub const ALL: [Self; 3] = [Self::ThisNode, Self::HostNetwork, Self::OtherNode];
+}
+
 /// The Service's `externalTrafficPolicy`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Policy {
     Cluster,
     Local,
+}
+
+impl Policy {
+    pub const ALL: [Self; 2] = [Self::Cluster, Self::Local];
 }
 
 /// The sender of the packets.
@@ -138,7 +146,7 @@ pub fn cases() -> Vec<Case> {
         }
     };
     for (place, outcomes) in TO_CLUSTER_IP {
-        for policy in [Policy::Cluster, Policy::Local] {
+        for policy in Policy::ALL {
             add(ClusterIp, place, policy, outcomes);
         }
     }

@@ -74,7 +74,7 @@ pub trait Flows: decide::Maps {
     /// Returns the time in seconds since boot.
     fn seconds(&self) -> u32;
 
-    /// Returns true if no flow of a protocol may begin, because the flows are being moved to another map.
+    /// Returns true if no flow may begin, because the flows are being moved to another map.
     fn is_frozen(&self) -> bool;
 
     /// Returns the timeouts.

@@ -34,9 +34,6 @@ const ROUTES: [(&str, &str); 2] = [
     ("fd00:18::/32", "fd00:10:96::/112"),
 ];
 
-const PLACES: [Place; 3] = [Place::ThisNode, Place::HostNetwork, Place::OtherNode];
-const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
-
 /// A Service with one backend.
 struct Target {
     number: u8,
@@ -47,8 +44,8 @@ struct Target {
 impl Target {
     fn all() -> Vec<Self> {
         let mut all = Vec::new();
-        for (number, place) in (0..).step_by(2).zip(PLACES) {
-            for (offset, policy) in (0..).zip(POLICIES) {
+        for (number, place) in (0..).step_by(2).zip(Place::ALL) {
+            for (offset, policy) in (0..).zip(Policy::ALL) {
                 let number = number + offset;
                 all.push(Self {
                     number,
@@ -127,7 +124,7 @@ pub(super) fn is_as_the_table_says(fixture: &Fixture<'_>) -> Result<()> {
     let [here, elsewhere, ..] = &fixture.cluster.nodes[..] else {
         anyhow::bail!("the cluster does not have two nodes");
     };
-    let objects = PLACES.map(|place| {
+    let objects = Place::ALL.map(|place| {
         let (node, in_host_network) = match place {
             Place::ThisNode => (here, false),
             Place::HostNetwork => (here, true),
@@ -136,7 +133,7 @@ pub(super) fn is_as_the_table_says(fixture: &Fixture<'_>) -> Result<()> {
         manifests::server(server_name(place), node.name, in_host_network)
     });
     fixture.kubectl().apply(&objects.join("---\n"))?;
-    for place in PLACES {
+    for place in Place::ALL {
         let ready = "--for=condition=Ready";
         fixture.run_kubectl(&["wait", ready, "pod", server_name(place), "--timeout=60s"])?;
     }
@@ -154,7 +151,7 @@ pub(super) fn is_as_the_table_says(fixture: &Fixture<'_>) -> Result<()> {
             .iter()
             .map(|target| format!("service/{}", target.name())),
     );
-    names.extend(PLACES.map(|place| format!("pod/{}", server_name(place))));
+    names.extend(Place::ALL.map(|place| format!("pod/{}", server_name(place))));
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let deleted = fixture.run_kubectl(&names).map(drop);
     result.and(routed).and(deleted)

@@ -32,9 +32,6 @@ const POD: Vip = Vip {
 /// The time after which a client gets no answer any more.
 const NO_ANSWER: Duration = Duration::from_millis(400);
 
-const PLACES: [Place; 3] = [Place::ThisNode, Place::HostNetwork, Place::OtherNode];
-const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
-
 /// A Service for each place and policy.
 #[derive(Clone, Copy)]
 struct Addresses {
@@ -43,9 +40,9 @@ struct Addresses {
 
 impl Addresses {
     fn of(place: Place, policy: Policy) -> Result<Self> {
-        let all = PLACES
+        let all = Place::ALL
             .iter()
-            .flat_map(|place| POLICIES.map(|it| (*place, it)));
+            .flat_map(|place| Policy::ALL.map(|it| (*place, it)));
         let number = all.enumerate().find(|(_, it)| *it == (place, policy));
         let (number, _) = number.context("there is no such Service")?;
         Ok(Self {
@@ -167,13 +164,13 @@ fn every_client_reaches_every_backend_at_every_address_as_the_table_says() -> Re
         Place::OtherNode => REMOTE.ips(),
     };
     let backend_hosts = [&**listener, scene.node.host(), &remote];
-    let backends = PLACES.into_iter().zip(backend_hosts);
+    let backends = Place::ALL.into_iter().zip(backend_hosts);
     let backends: Vec<_> = backends
         .map(|(place, sandbox)| Ok((place, Backend::at(sandbox, backend_ips(place))?)))
         .collect::<Result<_>>()?;
     scene.node.start()?;
-    for place in PLACES {
-        for policy in POLICIES {
+    for place in Place::ALL {
+        for policy in Policy::ALL {
             let service = Addresses::of(place, policy)?.service(place, policy);
             scene.program(service.backends(backend_ips(place)))?;
         }

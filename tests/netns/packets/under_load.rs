@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
+    http,
     load::{Plan, StopSignal, tcp, udp},
     load_scale::LoadScale,
     sandbox::Sandbox,
@@ -22,7 +23,7 @@ use crate::{
     migration::imitate_older_layout,
     packets::{REMOTE, route_to_node},
     service_addresses::{NODE_DNS, NODE_HTTP},
-    support::{Dialer, HOST, ask_name, ensure_eq, query},
+    support::{Dialer, HOST, ensure_eq, query},
 };
 
 const TCP_CONNECTIONS: u32 = 500;
@@ -65,7 +66,7 @@ impl OpenFlows {
     fn talk(&self, stop: &StopSignal) -> Result<()> {
         while !stop.is_stopped() {
             for (number, stream) in self.tcp.iter().enumerate() {
-                let name = ask_name(stream).with_context(|| format!("connection {number}"))?;
+                let name = http::get(stream).with_context(|| format!("connection {number}"))?;
                 ensure_eq("server", &*name, "backend")?;
             }
             for (number, socket) in self.udp.iter().enumerate() {

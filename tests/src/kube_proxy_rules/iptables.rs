@@ -60,13 +60,15 @@ pub fn node_ports(services: &[NodePortService]) -> String {
              -A {external} -j KUBE-SVC-{number:016}\n"
         ));
     }
-    let forward = "*filter\n:KUBE-FORWARD - [0:0]\n\
+    let forward = format!(
+        "*filter\n:KUBE-FORWARD - [0:0]\n\
          -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\n\
-         -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\n\
+         -A KUBE-FORWARD -m mark --mark {MASQUERADE_MARK}/{MASQUERADE_MARK} -j ACCEPT\n\
          -A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
          -A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD\n\
-         COMMIT\n";
-    table(chains, &rules) + forward
+         COMMIT\n"
+    );
+    table(chains, &rules) + &forward
 }
 
 /// Builds the table nat from the Services' chains and rules.

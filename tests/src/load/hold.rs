@@ -2,17 +2,16 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, BufReader, Write as _},
+    io,
     net::{SocketAddr, UdpSocket},
     time::Duration,
 };
 
-use anyhow::Result;
 use clap::Args;
 use socket2::{Domain, Socket, Type};
 
 use super::{create_local_socket, timeout, udp::Mode};
-use crate::{http::ResponseHead, sandbox};
+use crate::{http, sandbox};
 
 /// The sockets to open.
 #[derive(Args, Clone, Debug)]
@@ -63,17 +62,10 @@ pub fn open_sockets(plan: &Plan) -> io::Result<Vec<Socket>> {
             .iter()
             .filter(|it| it.r#type().is_ok_and(|kind| kind == Type::STREAM))
         {
-            request(socket).map_err(io::Error::other)?;
+            http::get(socket).map_err(io::Error::other)?;
         }
     }
     Ok(open.into())
-}
-
-/// Sends an HTTP request over a connection that stays open, and reads the response.
-fn request(mut socket: &Socket) -> Result<()> {
-    socket.write_all(b"GET / HTTP/1.1\r\nHost: lab\r\n\r\n")?;
-    let mut reader = BufReader::new(socket);
-    ResponseHead::read(&mut reader)?.body(&mut reader).map(drop)
 }
 
 /// Opens a socket. If `resets` is true, closing a TCP socket resets its connection, so that nothing remains

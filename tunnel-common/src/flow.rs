@@ -386,6 +386,20 @@ impl Flow {
             && own.both_directions == key.both_directions
     }
 
+    /// Returns true if this entry has not ended and belongs to a packet at tc ingress.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_met_by_arriving(&self, key: &FlowKey) -> bool {
+        self.role.0 != Role::FORWARDED.0 && self.flags & Self::ENDED == 0 && self.belongs_to(key)
+    }
+
+    /// Returns true if this entry has not ended and belongs to a packet at tc egress.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_met_by_leaving(&self, key: &FlowKey) -> bool {
+        self.role.0 == Role::FORWARDED.0 && self.flags & Self::ENDED == 0 && self.belongs_to(key)
+    }
+
     /// Returns true if another entry has the same client and frontend, and so belongs to this flow or to an earlier one.
     #[inline(always)]
     #[must_use]
@@ -431,6 +445,42 @@ impl Packet {
     #[must_use]
     pub const fn destination_endpoint(&self) -> Endpoint {
         Endpoint::new(self.destination, self.destination_port)
+    }
+
+    /// Returns the key of the packet at tc ingress.
+    #[inline(always)]
+    #[must_use]
+    pub const fn arriving_key(&self) -> FlowKey {
+        FlowKey::arriving(
+            self.source_endpoint(),
+            self.destination_endpoint(),
+            self.protocol,
+        )
+    }
+
+    /// Returns the key of the packet at tc egress.
+    #[inline(always)]
+    #[must_use]
+    pub const fn forwarded_key(&self) -> FlowKey {
+        FlowKey::forwarded(
+            self.source_endpoint(),
+            self.destination_endpoint(),
+            self.protocol,
+        )
+    }
+
+    /// Returns true if the packet opens a TCP connection.
+    #[inline(always)]
+    #[must_use]
+    pub const fn opens(&self) -> bool {
+        self.protocol.is_tcp() && self.flags.opens()
+    }
+
+    /// Returns true if the packet belongs to a TCP connection that has begun.
+    #[inline(always)]
+    #[must_use]
+    pub const fn continues(&self) -> bool {
+        self.protocol.is_tcp() && !self.flags.opens()
     }
 }
 

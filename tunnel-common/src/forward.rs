@@ -21,7 +21,7 @@ pub mod steps;
 
 pub use self::{
     reclaim::RECENT_FLOWS_OF_CPU,
-    run::{Insertion, Run, Step},
+    run::{End, Insertion, Run, Step},
 };
 use crate::{
     addr::{Address, Port},
@@ -46,9 +46,12 @@ pub trait Flows: decide::Maps {
     /// meanwhile that uses the state, such as a step.
     fn with_run<R>(&self, work: impl FnOnce(&mut Run) -> R) -> Option<R>;
 
-    /// Copies the entry with this key, and returns it. During a concurrent write, it may be another flow's. The reference
-    /// may only be used for [`Self::touch_flow`] and [`Self::end_flow`].
-    fn read_flow(&self, key: &FlowKey, copy: &mut Flow) -> Option<&Flow>;
+    /// Returns the entry with this key. During a concurrent write, it may be another flow's. The reference may only be used
+    /// for [`Self::copy_flow`], [`Self::touch_flow`] and [`Self::end_flow`].
+    fn flow(&self, key: &FlowKey) -> Option<&Flow>;
+
+    /// Copies an entry.
+    fn copy_flow(&self, flow: &Flow, copy: &mut Flow);
 
     /// Inserts an entry under its own key. If `is_new` is false, replaces the entry with this key.
     fn insert_flow(&self, flow: &Flow, is_new: bool) -> Insertion;
@@ -170,12 +173,6 @@ pub trait Flows: decide::Maps {
     fn end_flow_without_port(&self) {
         steps::end_flow_without_port(self);
     }
-
-    /// Calls [`steps::end_closed_namesake`].
-    #[inline(always)]
-    fn end_closed_namesake(&self) {
-        steps::end_closed_namesake(self);
-    }
 }
 
 /// Returns the step, or leaves the packet alone if there is no state of the run.
@@ -186,15 +183,22 @@ fn or_pass(step: Option<Step>) -> Step {
 /// Decides about a packet at tc ingress. The result is never [`Step::Next`].
 #[inline(always)]
 pub fn arrive<T: Flows>(maps: &T, packet: &Packet) -> Step {
-    start(maps, packet);
-    let step = maps.find_arriving();
-    if step != Step::Next {
-        return step;
+    match maps.flow(&packet.arriving_key()) {
+        Some(entry) => {
+            start(maps, packet);
+            if steps::continues_arriving(maps, entry) {
+                return Step::Translate;
+            }
+            let step = maps.find_arriving();
+            if step != Step::Next {
+                return step;
+            }
+        }
+        // The packets of other connections belong to a flow that began before the programs were attached, or to nobody's.
+        None if packet.continues() => return Step::Pass,
+        None => start(maps, packet),
     }
     let step = maps.choose();
-    if step == Step::Pass {
-        maps.end_closed_namesake();
-    }
     if step != Step::Next {
         return step;
     }
@@ -276,8 +280,14 @@ pub fn leave<T: Flows>(
     own: impl FnOnce() -> Option<Address>,
     is_free: impl Fn(&Run) -> bool,
 ) -> Step {
+    let Some(entry) = maps.flow(&packet.forwarded_key()) else {
+        return Step::Pass;
+    };
     start(maps, packet);
-    let step = maps.find_leaving();
+    let step = match steps::continue_leaving(maps, entry) {
+        Some(step) => step,
+        None => maps.find_leaving(),
+    };
     if step != Step::Next {
         return step;
     }

@@ -87,6 +87,13 @@ impl TcpFlags {
         self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::SYN
     }
 
+    /// Returns true if the packet opens a connection, or answers such a packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_syn(self) -> bool {
+        self.0 & Self::SYN != 0
+    }
+
     /// Returns true if the sender sends no more data after this packet.
     #[inline(always)]
     #[must_use]

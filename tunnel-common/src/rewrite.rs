@@ -1,4 +1,4 @@
-//! Replaces the source or the destination of a packet, and updates its checksums, through any implementation of
+//! Replaces the source and the destination of a packet, and updates its checksums, through any implementation of
 //! [`PacketEdits`].
 //!
 //! Checksums are updated by differences (RFC 1624): the new checksum depends only on the old one and on what changes.
@@ -6,18 +6,9 @@
 //! card completes it, and because the packet's data need not be read.
 
 use crate::{
-    addr::{Address, Port, Protocol},
-    packet::{Family, Packet},
+    addr::{Address, Protocol},
+    packet::{Family, HEADER_V4, Packet},
 };
-
-/// One end of a packet's connection or flow.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum End {
-    /// The sender.
-    Source,
-    /// The receiver.
-    Destination,
-}
 
 /// A change of a checksum: the ones' complement sum of the new words minus that of the old ones.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -31,32 +22,36 @@ impl Difference {
         self.0
     }
 
-    /// Returns the difference between two addresses. The leading words of IPv4 addresses are equal and cancel out.
+    /// Returns the difference between words, which are in network byte order.
     #[inline(always)]
     #[must_use]
-    pub const fn of_addresses(from: Address, to: Address) -> Self {
-        let [a, b, c, d] = from.words();
-        let [e, f, g, h] = to.words();
-        Self(fold([!a, !b, !c, !d, e, f, g, h]))
+    pub const fn of_words<const WORDS: usize>(from: [u32; WORDS], to: [u32; WORDS]) -> Self {
+        let mut sum = 0;
+        let mut word = 0;
+        while word < WORDS {
+            sum += widen(!from[word]) + widen(to[word]);
+            word += 1;
+        }
+        Self(fold(sum))
     }
 
-    /// Returns the difference between two ports.
+    /// Returns a checksum with this difference (RFC 1624, equation 3).
     #[inline(always)]
     #[must_use]
-    pub const fn of_ports(from: Port, to: Port) -> Self {
-        let [a, b] = from.to_network().to_ne_bytes();
-        let [c, d] = to.to_network().to_ne_bytes();
-        let from = u32::from_ne_bytes([a, b, 0, 0]);
-        let to = u32::from_ne_bytes([c, d, 0, 0]);
-        Self(fold([!from, to, 0, 0, 0, 0, 0, 0]))
+    const fn applied_to(self, checksum: u16) -> u16 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::as_conversions,
+            reason = "the carries have been added"
+        )]
+        let checksum = !fold_half(widen_half(!checksum) + widen(self.0)) as u16;
+        checksum
     }
 }
 
-/// Adds words in ones' complement arithmetic. The result has 32 bits.
+/// Adds the carries of a sum in ones' complement arithmetic, so that 32 bits are left.
 #[inline(always)]
-const fn fold([a, b, c, d, e, f, g, h]: [u32; 8]) -> u32 {
-    // A wrapping sum with the carries added at the end.
-    let sum = widen(a) + widen(b) + widen(c) + widen(d) + widen(e) + widen(f) + widen(g) + widen(h);
+const fn fold(sum: u64) -> u32 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     #[expect(
@@ -68,9 +63,22 @@ const fn fold([a, b, c, d, e, f, g, h]: [u32; 8]) -> u32 {
     folded
 }
 
+/// Adds the carries of a sum in ones' complement arithmetic, so that 16 bits are left.
+#[inline(always)]
+const fn fold_half(sum: u64) -> u64 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (sum & 0xffff) + (sum >> 16)
+}
+
 #[expect(clippy::as_conversions, reason = "u64::from is not const")]
 const fn widen(word: u32) -> u64 {
     word as u64
+}
+
+#[expect(clippy::as_conversions, reason = "u64::from is not const")]
+const fn widen_half(half: u16) -> u64 {
+    half as u64
 }
 
 /// The checksum in a transport header.
@@ -88,42 +96,47 @@ pub trait PacketEdits {
     /// The error if the packet can't be changed.
     type Error;
 
-    /// Updates the checksum of an IPv4 header.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the packet can't be changed.
-    fn update_header_checksum(&mut self, offset: u32, by: Difference) -> Result<(), Self::Error>;
-
-    /// Updates a transport checksum because an address has changed, which the checksum covers as part of the
+    /// Updates a transport checksum because addresses have changed, which the checksum covers as part of the
     /// pseudo-header (`BPF_F_PSEUDO_HDR`).
     ///
     /// # Errors
     ///
     /// Returns an error if the packet can't be changed.
-    fn update_for_address(
+    fn update_for_addresses(
         &mut self,
         checksum: TransportChecksum,
         by: Difference,
     ) -> Result<(), Self::Error>;
 
-    /// Updates a transport checksum because a port has changed.
+    /// Updates a transport checksum because ports have changed.
     ///
     /// # Errors
     ///
     /// Returns an error if the packet can't be changed.
-    fn update_for_port(
+    fn update_for_ports(
         &mut self,
         checksum: TransportChecksum,
         by: Difference,
     ) -> Result<(), Self::Error>;
 
-    /// Writes an IPv4 address.
+    /// Reads 16 bits in network byte order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the packet is shorter.
+    fn half(&self, offset: u32) -> Result<u16, Self::Error>;
+
+    /// Writes 16-bit words in network byte order, together with which a checksum changes, so that the sum over the whole
+    /// packet stays.
     ///
     /// # Errors
     ///
     /// Returns an error if the packet can't be changed.
-    fn write_address_v4(&mut self, offset: u32, address: Address) -> Result<(), Self::Error>;
+    fn write<const HALVES: usize>(
+        &mut self,
+        offset: u32,
+        halves: [u16; HALVES],
+    ) -> Result<(), Self::Error>;
 
     /// Writes an IPv6 address. IPv6 headers have no checksum, so the sum over the whole packet changes, which the
     /// kernel may hold beside the packet (`CHECKSUM_COMPLETE`, `BPF_F_RECOMPUTE_CSUM`).
@@ -132,72 +145,82 @@ pub trait PacketEdits {
     ///
     /// Returns an error if the packet can't be changed.
     fn write_address_v6(&mut self, offset: u32, address: Address) -> Result<(), Self::Error>;
-
-    /// Writes a port.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the packet can't be changed.
-    fn write_port(&mut self, offset: u32, port: Port) -> Result<(), Self::Error>;
 }
 
-/// The offset of the checksum in an IPv4 header (RFC 791 section 3.1).
-const HEADER_CHECKSUM: u32 = 10;
+/// The offsets of fields in an IPv4 header (RFC 791 section 3.1). The addresses follow the checksum.
+const CHECKSUM_V4: u32 = 10;
+/// The offsets of fields in an IPv6 header (RFC 8200 section 3).
+const SOURCE_V6: u32 = 8;
+const DESTINATION_V6: u32 = 24;
 
-/// Replaces the address and the port of one end of a packet. `packet` contains the values before the change, and the new
-/// address is of the same family.
+/// Replaces addresses and ports of a packet. Both packets have the same family, protocol and transport offset.
 ///
 /// # Errors
 ///
 /// Returns the error of the first change that fails. The packet is then damaged and must be dropped.
 #[inline(always)]
-pub fn replace<T: PacketEdits>(
-    edits: &mut T,
-    packet: &Packet,
-    end: End,
-    (address, port): (Address, Port),
-) -> Result<(), T::Error> {
-    let (old_address, old_port, port_offset) = match end {
-        End::Source => (packet.source, packet.source_port, 0),
-        End::Destination => (packet.destination, packet.destination_port, 2),
-    };
+pub fn replace<T: PacketEdits>(edits: &mut T, from: &Packet, to: &Packet) -> Result<(), T::Error> {
     let checksum = TransportChecksum {
-        offset: packet.transport_offset + checksum_offset(packet.protocol),
-        zero_means_none: packet.protocol == Protocol::UDP,
+        offset: from.transport_offset + checksum_offset(from.protocol),
+        zero_means_none: from.protocol == Protocol::UDP,
     };
-    if old_address != address {
-        let by = Difference::of_addresses(old_address, address);
-        edits.update_for_address(checksum, by)?;
-        match packet.family {
-            Family::V4 => {
-                edits.update_header_checksum(HEADER_CHECKSUM, by)?;
-                edits.write_address_v4(address_offset(packet.family, end), address)?;
+    let (old_ports, ports) = (ports_of(from), ports_of(to));
+    let has_new_port = old_ports != ports;
+    if has_new_port {
+        edits.update_for_ports(checksum, Difference::of_words([old_ports], [ports]))?;
+    }
+    match from.family {
+        Family::V4 => {
+            let old = [from.source.v4_word(), from.destination.v4_word()];
+            let new = [to.source.v4_word(), to.destination.v4_word()];
+            let by = Difference::of_words(old, new);
+            edits.update_for_addresses(checksum, by)?;
+            let header_checksum = by.applied_to(edits.half(CHECKSUM_V4)?);
+            let [[a, b], [c, d], [e, f]] = [halves(new[0]), halves(new[1]), halves(ports)];
+            if from.transport_offset == HEADER_V4 {
+                // The ports follow the addresses.
+                return edits.write(CHECKSUM_V4, [header_checksum, a, b, c, d, e, f]);
             }
-            Family::V6 => edits.write_address_v6(address_offset(packet.family, end), address)?,
+            edits.write(CHECKSUM_V4, [header_checksum, a, b, c, d])?;
+        }
+        Family::V6 => {
+            for (offset, old, new) in [
+                (SOURCE_V6, from.source, to.source),
+                (DESTINATION_V6, from.destination, to.destination),
+            ] {
+                if old != new {
+                    let by = Difference::of_words(old.words(), new.words());
+                    edits.update_for_addresses(checksum, by)?;
+                    edits.write_address_v6(offset, new)?;
+                }
+            }
         }
     }
-    if old_port != port {
-        edits.update_for_port(checksum, Difference::of_ports(old_port, port))?;
-        edits.write_port(packet.transport_offset + port_offset, port)?;
+    if has_new_port {
+        edits.write(from.transport_offset, halves(ports))?;
     }
     Ok(())
+}
+
+/// Returns the ports as in a transport header, in network byte order.
+#[inline(always)]
+const fn ports_of(packet: &Packet) -> u32 {
+    let [a, b] = packet.source_port.to_network().to_ne_bytes();
+    let [c, d] = packet.destination_port.to_network().to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+/// Returns a word's halves, in the order of memory.
+#[inline(always)]
+const fn halves(word: u32) -> [u16; 2] {
+    let [a, b, c, d] = word.to_ne_bytes();
+    [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])]
 }
 
 /// Returns the offset of the checksum in a transport header (RFC 9293 section 3.1, RFC 768).
 #[inline(always)]
 const fn checksum_offset(protocol: Protocol) -> u32 {
     if protocol.is_tcp() { 16 } else { 6 }
-}
-
-/// Returns the offset of an address in the network header (RFC 791 section 3.1, RFC 8200 section 3).
-#[inline(always)]
-const fn address_offset(family: Family, end: End) -> u32 {
-    match (family, end) {
-        (Family::V4, End::Source) => 12,
-        (Family::V4, End::Destination) => 16,
-        (Family::V6, End::Source) => 8,
-        (Family::V6, End::Destination) => 24,
-    }
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use aya_ebpf::programs::TcContext;
 use tunnel_common::{
     addr::Address,
-    forward::{self, Flows as _, Run, Step},
+    forward::{self, End, Flows as _, Run, Step},
     packet::{self as header, Family, Packet, Unread},
     reason::Reason,
-    rewrite::{self, End},
+    rewrite,
 };
 
 use crate::{
@@ -88,24 +88,11 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
             return DROP;
         }
     }
-    let translated = KernelMaps.with_run(|run| (run.packet(), run.replacement, run.other_port));
-    let Some((packet, replacement, other_port)) = translated else {
+    let ends = KernelMaps.with_run(|run| (run.packet(), run.translated(end)));
+    let Some((packet, translated)) = ends else {
         return NEXT;
     };
-    let packet = &packet;
-    let other = match end {
-        End::Source => (End::Destination, packet.destination),
-        End::Destination => (End::Source, packet.source),
-    };
-    let mut edits = packet::Edits(ctx);
-    let replaced = rewrite::replace(
-        &mut edits,
-        packet,
-        end,
-        (replacement.address, replacement.port),
-    )
-    .and_then(|()| rewrite::replace(&mut edits, packet, other.0, (other.1, other_port)));
-    match replaced {
+    match rewrite::replace(&mut packet::Edits(ctx), &packet, &translated) {
         Ok(()) => NEXT,
         Err(packet::NotWritable) => DROP,
     }

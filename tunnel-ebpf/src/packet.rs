@@ -4,6 +4,7 @@
 pub(crate) mod answer;
 
 use core::{
+    array,
     mem::{MaybeUninit, offset_of, zeroed},
     ptr,
 };
@@ -17,13 +18,13 @@ use aya_ebpf::{
         bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 as SockTupleV6,
     },
     helpers::generated::{
-        bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_redirect, bpf_sk_lookup_udp, bpf_sk_release,
+        bpf_l4_csum_replace, bpf_redirect, bpf_sk_lookup_udp, bpf_sk_release,
         bpf_skb_load_bytes_relative, bpf_skb_store_bytes, bpf_skc_lookup_tcp,
     },
     programs::TcContext,
 };
 use tunnel_common::{
-    addr::{Address, Port, Protocol},
+    addr::{Address, Protocol},
     flow::Endpoint,
     packet::{Family, PacketBytes},
     rewrite::{Difference, PacketEdits, TransportChecksum},
@@ -142,7 +143,7 @@ pub(crate) struct Bytes<'a>(pub(crate) &'a TcContext);
 impl PacketBytes for Bytes<'_> {
     #[inline(always)]
     fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
-        load_words(self.0, offset)
+        linear(self.0, offset).or_else(|| load(self.0, offset))
     }
 }
 
@@ -207,14 +208,7 @@ impl PacketEdits for Edits<'_> {
     type Error = NotWritable;
 
     #[inline(always)]
-    fn update_header_checksum(&mut self, offset: u32, by: Difference) -> Result<(), NotWritable> {
-        let offset = NETWORK_HEADER + offset;
-        // SAFETY: the helper checks the packet's bounds.
-        check(unsafe { bpf_l3_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), 0) })
-    }
-
-    #[inline(always)]
-    fn update_for_address(
+    fn update_for_addresses(
         &mut self,
         checksum: TransportChecksum,
         by: Difference,
@@ -223,7 +217,7 @@ impl PacketEdits for Edits<'_> {
     }
 
     #[inline(always)]
-    fn update_for_port(
+    fn update_for_ports(
         &mut self,
         checksum: TransportChecksum,
         by: Difference,
@@ -232,18 +226,25 @@ impl PacketEdits for Edits<'_> {
     }
 
     #[inline(always)]
-    fn write_address_v4(&mut self, offset: u32, address: Address) -> Result<(), NotWritable> {
-        self.store(offset, &address.v4_word(), 0)
+    fn half(&self, offset: u32) -> Result<u16, NotWritable> {
+        linear(self.0, offset)
+            .or_else(|| load(self.0, offset))
+            .map(|[half]| half)
+            .ok_or(NotWritable)
+    }
+
+    #[inline(always)]
+    fn write<const HALVES: usize>(
+        &mut self,
+        offset: u32,
+        halves: [u16; HALVES],
+    ) -> Result<(), NotWritable> {
+        self.store(offset, &halves, 0)
     }
 
     #[inline(always)]
     fn write_address_v6(&mut self, offset: u32, address: Address) -> Result<(), NotWritable> {
         self.store(offset, &address.words(), u64::from(BPF_F_RECOMPUTE_CSUM))
-    }
-
-    #[inline(always)]
-    fn write_port(&mut self, offset: u32, port: Port) -> Result<(), NotWritable> {
-        self.store(offset, &port.to_network(), 0)
     }
 }
 
@@ -268,20 +269,41 @@ pub(crate) const fn low_half(word: u32) -> u16 {
     half
 }
 
-/// Reads words at an offset from the network header, in network byte order. Returns `None` if the packet is
-/// too short.
+/// Reads words at an offset from the network header, in network byte order. Returns `None` if the packet is too short.
 #[inline(always)]
 pub(crate) fn load_words<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Option<[u32; WORDS]> {
-    // Zeroing the words would be a loop over their bytes, which costs as much as the rest.
-    let mut words = MaybeUninit::<[u32; WORDS]>::uninit();
+    load(ctx, offset)
+}
+
+/// Reads values at an offset from the network header, without a helper. Returns `None` if they are not in the linear part of
+/// the packet.
+#[inline(always)]
+fn linear<T: Copy, const COUNT: usize>(ctx: &TcContext, offset: u32) -> Option<[T; COUNT]> {
+    let start = ctx.data() + offset as usize;
+    let end = start + NETWORK_HEADER as usize + size_of::<[T; COUNT]>();
+    if end > ctx.data_end() {
+        return None;
+    }
+    let values = (start + NETWORK_HEADER as usize) as *const T;
+    Some(array::from_fn(|index| {
+        // SAFETY: the value is in the packet. The verifier admits values that are not aligned if the CPU does.
+        unsafe { values.wrapping_add(index).read_volatile() }
+    }))
+}
+
+/// Reads values at an offset from the network header. Returns `None` if the packet is too short.
+#[inline(always)]
+fn load<T: Copy, const COUNT: usize>(ctx: &TcContext, offset: u32) -> Option<[T; COUNT]> {
+    // Zeroing the values would be a loop over their bytes, which costs as much as the rest.
+    let mut values = MaybeUninit::<[T; COUNT]>::uninit();
     #[expect(clippy::cast_possible_truncation, reason = "a few words")]
-    let length = size_of::<[u32; WORDS]>() as u32;
+    let length = size_of::<[T; COUNT]>() as u32;
     // SAFETY: the helper checks the packet's bounds, and writes either exactly `length` bytes or none.
     let failed = unsafe {
         bpf_skb_load_bytes_relative(
             ctx.as_ptr(),
             offset,
-            words.as_mut_ptr().cast(),
+            values.as_mut_ptr().cast(),
             length,
             BPF_HDR_START_NET,
         )
@@ -289,6 +311,6 @@ pub(crate) fn load_words<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Op
     if failed != 0 {
         return None;
     }
-    // SAFETY: the helper has written all words.
-    Some(unsafe { words.assume_init() })
+    // SAFETY: the helper has written all values, for which every bit pattern is valid.
+    Some(unsafe { values.assume_init() })
 }

@@ -197,7 +197,7 @@ fn direct_rows(nodes: &mut Nodes, name: &str, translator: Translator) -> Result<
         path,
         client: node.client(),
         first: node.backend(path.place()),
-        count: 1,
+        count: nodes::USED,
         apart: 1,
     };
     Ok(vec![row(Path::Here), row(Path::Masqueraded)])
@@ -214,7 +214,7 @@ fn culvert_rows(nodes: &mut Nodes, count: u32, options: &Options) -> Result<Vec<
             path: Path::Foreign,
             client: first.client.clone(),
             first: backend,
-            count: 1,
+            count: nodes::USED,
             apart: 1,
         });
     }

@@ -43,6 +43,15 @@ pub struct Run {
     pub reason: u32,
 }
 
+/// The end of a packet that a program replaces. It may also change the port of the other end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum End {
+    /// The sender.
+    Source,
+    /// The receiver.
+    Destination,
+}
+
 impl Run {
     /// Begins to handle a packet.
     #[inline(always)]
@@ -75,32 +84,53 @@ impl Run {
         }
     }
 
+    /// Returns the packet with its new ends.
+    #[inline(always)]
+    #[must_use]
+    pub const fn translated(&self, end: End) -> Packet {
+        let (new, other_port) = (&self.replacement, self.other_port);
+        match end {
+            End::Source => Packet {
+                source: new.address,
+                source_port: new.port,
+                destination_port: other_port,
+                ..self.packet()
+            },
+            End::Destination => Packet {
+                destination: new.address,
+                destination_port: new.port,
+                source_port: other_port,
+                ..self.packet()
+            },
+        }
+    }
+
     /// Returns the key of the packet at tc ingress.
     #[inline(always)]
     #[must_use]
     pub const fn arriving_key(&self) -> FlowKey {
-        FlowKey::arriving(self.source, self.destination, self.protocol)
+        self.packet().arriving_key()
     }
 
     /// Returns the key of the packet at tc egress.
     #[inline(always)]
     #[must_use]
     pub const fn forwarded_key(&self) -> FlowKey {
-        FlowKey::forwarded(self.source, self.destination, self.protocol)
+        self.packet().forwarded_key()
     }
 
     /// Returns true if the packet opens a TCP connection.
     #[inline(always)]
     #[must_use]
     pub const fn opens(&self) -> bool {
-        self.protocol.is_tcp() && self.flags.opens()
+        self.packet().opens()
     }
 
     /// Returns true if the packet belongs to a TCP connection that has begun.
     #[inline(always)]
     #[must_use]
     pub const fn continues(&self) -> bool {
-        self.protocol.is_tcp() && !self.flags.opens()
+        self.packet().continues()
     }
 
     /// Stores the ends that the packet gets.

@@ -3,7 +3,7 @@
 use super::{Flows, Insertion, Run, Sender, Step, or_pass};
 use crate::{
     decide::{self, NoChoice, Traffic},
-    flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen},
+    flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen, Timeouts},
     locality::{self, Locality},
     lookup::Lookup,
     reason::Reason,
@@ -21,7 +21,8 @@ pub(super) fn find<'a, T: Flows + ?Sized>(
     copy: &mut Flow,
 ) -> Option<&'a Flow> {
     for _ in 0..MAX_READS {
-        let entry = maps.read_flow(key, copy)?;
+        let entry = maps.flow(key)?;
+        maps.copy_flow(entry, copy);
         if copy.belongs_to(key) {
             return (copy.flags & Flow::ENDED == 0).then_some(entry);
         }
@@ -32,7 +33,36 @@ pub(super) fn find<'a, T: Flows + ?Sized>(
 /// Copies the entry with this key, even if it has ended. Returns false if there is none, or if it is being replaced.
 #[inline(always)]
 pub(super) fn copy_entry<T: Flows + ?Sized>(maps: &T, key: &FlowKey, copy: &mut Flow) -> bool {
-    maps.read_flow(key, copy).is_some() && copy.belongs_to(key)
+    let Some(entry) = maps.flow(key) else {
+        return false;
+    };
+    maps.copy_flow(entry, copy);
+    copy.belongs_to(key)
+}
+
+/// Handles a packet at tc ingress that simply continues the flow with this entry. Returns false, and does nothing, if there
+/// is more to decide.
+#[inline(always)]
+pub(super) fn continues_arriving<T: Flows + ?Sized>(maps: &T, entry: &Flow) -> bool {
+    let continues = maps.with_run(|run| {
+        maps.copy_flow(entry, &mut run.flow);
+        run.flow.is_met_by_arriving(&run.arriving_key())
+            && known(maps, run, entry) == Known::Continues
+    });
+    continues == Some(true)
+}
+
+/// Handles a packet at tc egress that simply belongs to the flow with this entry. Returns `None`, and does nothing, if there
+/// is more to decide.
+#[inline(always)]
+pub(super) fn continue_leaving<T: Flows + ?Sized>(maps: &T, entry: &Flow) -> Option<Step> {
+    let step = maps.with_run(|run| {
+        maps.copy_flow(entry, &mut run.flow);
+        let is_simple = run.flow.is_met_by_leaving(&run.forwarded_key())
+            && !may_begin_namesake(run, &maps.timeouts());
+        is_simple.then(|| leaving(maps, run, entry))
+    });
+    step.flatten()
 }
 
 /// Looks up the flow of a packet at tc ingress. Returns [`Step::Next`] if the packet begins a flow.
@@ -131,8 +161,7 @@ pub fn is_over<T: Flows + ?Sized>(maps: &T) -> bool {
             last_used = last_used.max(run.other.last_used);
         }
         let phase = seen.phase(run.flow.protocol);
-        let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
-        maps.timeouts().is_over(phase, last_used, run.now) || run.opens() && is_ending
+        maps.timeouts().is_over(phase, last_used, run.now) || run.opens() && has_ended(phase)
     });
     is_over.unwrap_or(true)
 }
@@ -334,21 +363,51 @@ pub fn find_leaving<T: Flows + ?Sized>(maps: &T) -> Step {
         let Some(entry) = find(maps, &run.forwarded_key(), &mut run.flow) else {
             return Step::Pass;
         };
-        if run.source.is(&run.flow.backend) {
-            maps.touch_flow(entry, Seen::from_backend(run.flags), run.now);
-            run.replace(run.flow.frontend, run.flow.client.port);
-            return Step::Translate;
+        if may_begin_namesake(run, &maps.timeouts()) {
+            let (flow, sibling) = (&mut run.flow, &mut run.other);
+            learn_from(maps, flow, Role::DIALLED, sibling);
+            if has_ended(flow.seen.phase(flow.protocol))
+                || flow.is_expired(&maps.timeouts(), run.now)
+            {
+                maps.end_flow(entry);
+                return Step::Pass;
+            }
         }
-        maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
-        if run.flow.flags & Flow::MUST_MASQUERADE == 0 {
-            return Step::Pass;
-        }
-        if run.flow.masquerade.is(&Endpoint::NONE) {
-            return Step::Next;
-        }
-        run.replace(run.flow.masquerade, run.destination.port);
-        Step::Translate
+        leaving(maps, run, entry)
     }))
+}
+
+/// Returns true if a packet at tc egress may begin a connection with the same ends as the run's flow, which is over: the
+/// client has used its port again, and has dialled the backend itself. Its replies would come from the frontend.
+#[inline(always)]
+fn may_begin_namesake(run: &Run, timeouts: &Timeouts) -> bool {
+    let flow = &run.flow;
+    run.flags.has_syn() && (flow.seen != Seen::NOTHING || flow.is_expired(timeouts, run.now))
+}
+
+/// Returns true if an end of the connection has closed it.
+#[inline(always)]
+const fn has_ended(phase: Phase) -> bool {
+    matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed)
+}
+
+/// Handles a packet at tc egress for which there is an entry.
+#[inline(always)]
+fn leaving<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Step {
+    if run.source.is(&run.flow.backend) {
+        maps.touch_flow(entry, Seen::from_backend(run.flags), run.now);
+        run.replace(run.flow.frontend, run.flow.client.port);
+        return Step::Translate;
+    }
+    maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
+    if run.flow.flags & Flow::MUST_MASQUERADE == 0 {
+        return Step::Pass;
+    }
+    if run.flow.masquerade.is(&Endpoint::NONE) {
+        return Step::Next;
+    }
+    run.replace(run.flow.masquerade, run.destination.port);
+    Step::Translate
 }
 
 /// Ends the entries of the run's flow, for which there is no port of the node.
@@ -359,29 +418,6 @@ pub fn end_flow_without_port<T: Flows + ?Sized>(maps: &T) {
             if let Some(entry) = find(maps, &run.flow.key_of(role), &mut run.other) {
                 maps.end_flow(entry);
             }
-        }
-    });
-}
-
-/// Ends the forwarded entry of a connection that is over, if the packet begins a connection with the same ends that is not
-/// translated: the client has used its port again, and has dialled the backend itself. Else the replies would come from the
-/// frontend.
-#[inline(always)]
-pub fn end_closed_namesake<T: Flows + ?Sized>(maps: &T) {
-    maps.with_run(|run| {
-        if !run.opens() {
-            return;
-        }
-        let key = run.forwarded_key();
-        let (other, sibling) = (&mut run.other, &mut run.candidate);
-        let Some(entry) = find(maps, &key, other) else {
-            return;
-        };
-        learn_from(maps, other, Role::DIALLED, sibling);
-        let phase = other.seen.phase(other.protocol);
-        let is_ending = matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed);
-        if is_ending || other.is_expired(&maps.timeouts(), run.now) {
-            maps.end_flow(entry);
         }
     });
 }

@@ -1,15 +1,19 @@
 use core::net::IpAddr;
 
 use proptest::prelude::*;
+use zerocopy::IntoBytes as _;
 
 use super::*;
-use crate::packet::{
-    self,
-    tests::{Content, any_content, complete, content, folded, sum_of},
+use crate::{
+    addr::Port,
+    packet::{
+        self,
+        tests::{Content, any_content, complete, content, folded, sum_of},
+    },
 };
 
-/// A packet in memory, which changes as the kernel's helpers change it (`bpf_l3_csum_replace`, `bpf_l4_csum_replace` and
-/// `bpf_skb_store_bytes` in net/core/filter.c, with a checksum that is complete).
+/// A packet in memory, which changes as the kernel's helpers change it (`bpf_l4_csum_replace` and `bpf_skb_store_bytes` in
+/// net/core/filter.c, with a checksum that is complete).
 struct Memory<'a>(&'a mut [u8]);
 
 impl Memory<'_> {
@@ -19,8 +23,7 @@ impl Memory<'_> {
     }
 
     fn update(&mut self, offset: u32, by: Difference, zero_means_none: bool) {
-        let start = usize::try_from(offset).expect("small");
-        let old = u16::from_ne_bytes([self.0[start], self.0[start + 1]]);
+        let old = self.half(offset).expect("in the packet");
         if zero_means_none && old == 0 {
             return;
         }
@@ -37,33 +40,28 @@ impl Memory<'_> {
 impl PacketEdits for Memory<'_> {
     type Error = ();
 
-    fn update_header_checksum(&mut self, offset: u32, by: Difference) -> Result<(), ()> {
-        self.update(offset, by, false);
-        Ok(())
-    }
-
-    fn update_for_address(&mut self, sum: TransportChecksum, by: Difference) -> Result<(), ()> {
+    fn update_for_addresses(&mut self, sum: TransportChecksum, by: Difference) -> Result<(), ()> {
         self.update(sum.offset, by, sum.zero_means_none);
         Ok(())
     }
 
-    fn update_for_port(&mut self, sum: TransportChecksum, by: Difference) -> Result<(), ()> {
+    fn update_for_ports(&mut self, sum: TransportChecksum, by: Difference) -> Result<(), ()> {
         self.update(sum.offset, by, sum.zero_means_none);
         Ok(())
     }
 
-    fn write_address_v4(&mut self, offset: u32, address: Address) -> Result<(), ()> {
-        self.store(offset, &address.v4_word().to_ne_bytes());
+    fn half(&self, offset: u32) -> Result<u16, ()> {
+        let start = usize::try_from(offset).expect("small");
+        Ok(u16::from_ne_bytes([self.0[start], self.0[start + 1]]))
+    }
+
+    fn write<const HALVES: usize>(&mut self, offset: u32, halves: [u16; HALVES]) -> Result<(), ()> {
+        self.store(offset, halves.as_bytes());
         Ok(())
     }
 
     fn write_address_v6(&mut self, offset: u32, address: Address) -> Result<(), ()> {
         self.store(offset, &address.octets());
-        Ok(())
-    }
-
-    fn write_port(&mut self, offset: u32, port: Port) -> Result<(), ()> {
-        self.store(offset, &port.to_network().to_ne_bytes());
         Ok(())
     }
 }
@@ -74,21 +72,12 @@ fn finished(content: &Content, has_udp_checksum: bool) -> Vec<u8> {
     bytes
 }
 
-/// Replaces one end of a packet, and compares the result with a packet that is built with that end.
-fn expect_replaced(content: &Content, end: End, to: (IpAddr, u16), has_udp_checksum: bool) {
+/// Replaces the ends of a packet, and compares the result with a packet that is built with those ends.
+fn expect_replaced(content: &Content, to: &Content, has_udp_checksum: bool) {
     let mut bytes = finished(content, has_udp_checksum);
-    let packet = packet::read(&bytes.as_slice(), content.family()).expect("a packet");
-    let address = Address::from_ip(to.0);
-    let port = Port::from_host(to.1);
+    let wanted = finished(to, has_udp_checksum);
+    replace_ends(&mut bytes, content, to);
 
-    replace(&mut Memory(&mut bytes), &packet, end, (address, port)).expect("replaced");
-
-    let mut wanted = content.clone();
-    match end {
-        End::Source => wanted.source = to,
-        End::Destination => wanted.destination = to,
-    }
-    let wanted = finished(&wanted, has_udp_checksum);
     // 0 and 0xffff are the same number in ones' complement arithmetic. Only one of them comes out of a sum over a
     // packet, but an update by differences may give the other one in a TCP checksum.
     let at = content.transport_offset() + 16;
@@ -97,11 +86,20 @@ fn expect_replaced(content: &Content, end: End, to: (IpAddr, u16), has_udp_check
         assert!(matches!(both, [0xffff, 0] | [0, 0xffff]), "{both:?}");
         bytes[at..at + 2].copy_from_slice(&wanted[at..at + 2]);
     }
-    assert_eq!(bytes, wanted, "{content:?} {end:?} {to:?}");
+    assert_eq!(bytes, wanted, "{content:?} {to:?}");
 }
 
-fn any_end() -> impl Strategy<Value = End> {
-    prop_oneof![Just(End::Source), Just(End::Destination)]
+/// Replaces the ends of the packet `bytes`, which has this content, by those of another one.
+fn replace_ends(bytes: &mut [u8], content: &Content, to: &Content) {
+    let from = packet::read(&&*bytes, content.family()).expect("a packet");
+    let to = Packet {
+        source: Address::from_ip(to.source.0),
+        source_port: Port::from_host(to.source.1),
+        destination: Address::from_ip(to.destination.0),
+        destination_port: Port::from_host(to.destination.1),
+        ..from
+    };
+    replace(&mut Memory(bytes), &from, &to).expect("replaced");
 }
 
 proptest! {
@@ -111,12 +109,33 @@ proptest! {
     fn a_replaced_end_has_the_checksums_of_a_packet_that_is_built_with_it(
         content in any_content(),
         other in any_content(),
-        end in any_end(),
+        replaces: [bool; 4],
         has_udp_checksum: bool,
     ) {
         let has_same_family = other.source.0.is_ipv4() == content.source.0.is_ipv4();
-        let address = if has_same_family { other.source.0 } else { content.destination.0 };
-        expect_replaced(&content, end, (address, other.source.1), has_udp_checksum);
+        let other = if has_same_family {
+            other
+        } else {
+            Content { source: content.destination, destination: content.source, ..other }
+        };
+        let mut to = content.clone();
+        for (replaces, to, from) in [
+            (replaces[0], &mut to.source.0, other.source.0),
+            (replaces[1], &mut to.destination.0, other.destination.0),
+        ] {
+            if replaces {
+                *to = from;
+            }
+        }
+        for (replaces, to, from) in [
+            (replaces[2], &mut to.source.1, other.source.1),
+            (replaces[3], &mut to.destination.1, other.destination.1),
+        ] {
+            if replaces {
+                *to = from;
+            }
+        }
+        expect_replaced(&content, &to, has_udp_checksum);
     }
 }
 
@@ -156,19 +175,15 @@ fn a_million_changes_one_after_the_other_leave_correct_checksums() {
             let mut current = content(is_v4, protocol);
             let mut bytes = finished(&current, true);
             for number in 0..250_000 {
-                let packet = packet::read(&bytes.as_slice(), current.family()).expect("a packet");
-                let to = (numbers.address(is_v4), numbers.port());
+                let mut next = current.clone();
                 let end = if number % 2 == 0 {
-                    End::Source
+                    &mut next.source
                 } else {
-                    End::Destination
+                    &mut next.destination
                 };
-                let new = (Address::from_ip(to.0), Port::from_host(to.1));
-                replace(&mut Memory(&mut bytes), &packet, end, new).expect("replaced");
-                match end {
-                    End::Source => current.source = to,
-                    End::Destination => current.destination = to,
-                }
+                *end = (numbers.address(is_v4), numbers.port());
+                replace_ends(&mut bytes, &current, &next);
+                current = next;
                 // A receiver adds up all words, including the checksum, and must get 0xffff (RFC 1071).
                 let at = current.transport_offset();
                 let addresses = if is_v4 { 12..20 } else { 8..40 };
@@ -189,19 +204,20 @@ fn a_udp_checksum_of_zero_stays_and_none_becomes_zero() {
     for is_v4 in [true, false] {
         let udp = content(is_v4, Protocol::UDP);
         let other = content(is_v4, Protocol::UDP).destination.0;
-        expect_replaced(&udp, End::Source, (other, 9), false);
+        let from = |port| Content {
+            source: (other, port),
+            ..udp.clone()
+        };
+        expect_replaced(&udp, &from(9), false);
 
         // Search for a port with which the checksum would be 0.
         let found = (0..=u16::MAX).find(|port| {
-            let to = Content {
-                source: (other, *port),
-                ..udp.clone()
-            };
+            let to = from(*port);
             let bytes = finished(&to, true);
             let at = to.transport_offset() + 6;
             bytes[at..at + 2] == [0xff, 0xff]
         });
         let port = found.expect("one of all ports");
-        expect_replaced(&udp, End::Source, (other, port), true);
+        expect_replaced(&udp, &from(port), true);
     }
 }

@@ -52,9 +52,18 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn read_flow(&self, key: &FlowKey, copy: &mut Flow) -> Option<&Flow> {
-        let entry = FLOWS.get_ptr(key)?;
-        let (from, to) = (entry.cast::<u64>(), ptr::from_mut(copy).cast::<u64>());
+    fn flow(&self, key: &FlowKey) -> Option<&Flow> {
+        // SAFETY: the element stays mapped while the program runs. Every bit pattern is valid, and it is only used for
+        // copies, which are checked.
+        unsafe { FLOWS.get(key) }
+    }
+
+    #[inline(always)]
+    fn copy_flow(&self, flow: &Flow, copy: &mut Flow) {
+        let (from, to) = (
+            ptr::from_ref(flow).cast::<u64>(),
+            ptr::from_mut(copy).cast::<u64>(),
+        );
         for word in 0..FLOW_WORDS {
             let (from, to) = (from.wrapping_add(word), to.wrapping_add(word));
             // SAFETY: the entry has this many words, and the kernel aligns values to them. The read is volatile, so that
@@ -63,8 +72,6 @@ impl Flows for KernelMaps {
             // SAFETY: the copy has as many words, and is also aligned to them.
             unsafe { to.write_volatile(value) };
         }
-        // SAFETY: the element stays mapped while the program runs. Every bit pattern is valid.
-        unsafe { entry.as_ref() }
     }
 
     #[inline(always)]
@@ -257,11 +264,6 @@ impl Flows for KernelMaps {
     fn end_flow_without_port(&self) {
         end_flow_without_port();
     }
-
-    #[inline(always)]
-    fn end_closed_namesake(&self) {
-        end_closed_namesake();
-    }
 }
 
 /// 1 if the kernel has `bpf_ktime_get_coarse_ns`, which reads no hardware clock. Set by the loader.
@@ -400,13 +402,5 @@ extern "C" fn find_leaving_flow() -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn end_flow_without_port() -> u32 {
     steps::end_flow_without_port(&KernelMaps);
-    0
-}
-
-/// Calls [`steps::end_closed_namesake`]. The number that it returns has no meaning.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn end_closed_namesake() -> u32 {
-    steps::end_closed_namesake(&KernelMaps);
     0
 }

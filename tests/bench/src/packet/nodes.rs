@@ -28,6 +28,8 @@ use crate::services::{files_of, service};
 pub(super) const NODE: Ipv4Addr = HOST_V4;
 
 const PORT: u16 = 80;
+/// The first port of the servers. Services that a client uses have different ones, so that their connections are not one
+/// connection between the node's programs.
 const TARGET_PORT: u16 = 9000;
 
 /// The address of the server on another node, and the node's address on the link to it.
@@ -38,7 +40,7 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 const FIRST_NODE_PORTS: [u16; 2] = [30_000, 31_000];
 const MAX_NODE_PORTS: u32 = 500;
 /// The number of node ports that a client uses.
-const USED: u16 = 5;
+pub(super) const USED: u16 = 5;
 
 /// The time limit for Services and rules to take effect.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -116,6 +118,16 @@ fn node_port(services: u32, number: u32) -> Option<u16> {
     has_port.then(|| FIRST_NODE_PORTS[Place::of(number).index()] + index)
 }
 
+/// Returns the server's port for a Service.
+fn target_port(services: u32, number: u32) -> u16 {
+    let place = Place::of(number);
+    let Some(port) = node_port(services, number) else {
+        return TARGET_PORT;
+    };
+    let index = port - FIRST_NODE_PORTS[place.index()];
+    TARGET_PORT + index / ports(services, place).apart % USED
+}
+
 /// The benchmark's nodes. They are removed on drop.
 #[derive(Default)]
 pub(super) struct Nodes(Vec<BenchNode>);
@@ -157,12 +169,13 @@ impl BenchNode {
         };
         let node = Node::with_settings(settings)?;
         let backend = node.pod("backend")?;
-        let listener = Listener::new(ServerKind::Answer, TARGET_PORT);
-        let server = backend.serve_on(std::slice::from_ref(&listener), Some(cpu))?;
+        let listeners: Vec<_> = (TARGET_PORT..TARGET_PORT + USED)
+            .map(|port| Listener::new(ServerKind::Answer, port))
+            .collect();
+        let server = backend.serve_on(&listeners, Some(cpu))?;
         let elsewhere = create_elsewhere(&node)?;
         let directory = node.network().lab().directory();
-        let listeners = std::slice::from_ref(&listener);
-        let remote = Server::start_in(&elsewhere, directory, "elsewhere", listeners, Some(cpu))?;
+        let remote = Server::start_in(&elsewhere, directory, "elsewhere", &listeners, Some(cpu))?;
         let backends = [
             backend.addr_v4(TARGET_PORT),
             SocketAddr::from((ELSEWHERE, TARGET_PORT)),
@@ -250,7 +263,10 @@ fn translate(
             number,
             port: PORT,
             node_port: node_port(services, number),
-            endpoint: backends[Place::of(number).index()],
+            endpoint: SocketAddr::new(
+                backends[Place::of(number).index()].ip(),
+                target_port(services, number),
+            ),
         });
         all.collect()
     };
@@ -271,7 +287,8 @@ fn translate(
         Translator::Culvert(services, _) => {
             let files = files_of(*services, |number| {
                 let place = Place::of(number);
-                let mut service = service(number).port(Protocol::TCP, PORT, TARGET_PORT);
+                let mut service =
+                    service(number).port(Protocol::TCP, PORT, target_port(*services, number));
                 if let Some(port) = node_port(*services, number) {
                     service = service.node_port(port);
                 }

@@ -83,7 +83,10 @@ impl ProgramTimes {
                 &frame(FRONTEND, port, ACK),
                 Some(BACKEND),
             )?);
-            foreign.push(run(&translation, &frame(FOREIGN, port, ACK), None)?);
+            let frame = frame(FOREIGN, port, ACK);
+            // The connection's packets before, as for a known flow.
+            run(&translation, &frame, None)?;
+            foreign.push(run(&translation, &frame, None)?);
         }
         let empty = time_of_empty_program()?;
         let beyond_empty = |times: Vec<u64>| median(times).saturating_sub(empty);

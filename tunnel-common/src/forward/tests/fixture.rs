@@ -239,10 +239,12 @@ impl Flows for Node {
         Some(work(&mut self.run.borrow_mut()))
     }
 
-    fn read_flow(&self, key: &FlowKey, copy: &mut Flow) -> Option<&Flow> {
-        let entry = self.flow(key)?;
-        *copy = *entry;
-        Some(entry)
+    fn flow(&self, key: &FlowKey) -> Option<&Flow> {
+        self.flows.borrow().get(&key_bytes(key)).copied()
+    }
+
+    fn copy_flow(&self, flow: &Flow, copy: &mut Flow) {
+        *copy = *flow;
     }
 
     fn insert_flow(&self, flow: &Flow, is_new: bool) -> Insertion {

@@ -5,16 +5,23 @@ use std::{net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use aya::{maps::MapInfo, programs::loaded_programs};
 use socket2::{Domain, Type};
-use tunnel_common::table::{AttachPoint, PROGRAMS, REASON_COUNTS};
+use tunnel_common::table::{GUARD, PROGRAMS, REASON_COUNTS};
 use tunnel_tests::{
-    culvert_instance::InstanceSettings, node::Node, sandbox::connect_within,
-    tunnel_testbed::TunnelTestbed, wait,
+    culvert_instance::InstanceSettings,
+    manifest::{Protocol, Service},
+    node::Node,
+    node_network::OUTSIDE_V4,
+    sandbox::connect_within,
+    tunnel_testbed::TunnelTestbed,
+    wait,
 };
 
 use crate::{
     fixture::{EMPTY, Scene, WEB, configure},
+    service_addresses::NODE_HTTP,
     support::{
-        CHANGE_TIMEOUT, DNS, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_directory, until_eq,
+        CHANGE_TIMEOUT, DNS, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq, maps_directory,
+        until_eq,
     },
 };
 
@@ -175,10 +182,9 @@ fn every_program_can_log_its_decisions() -> Result<()> {
         let program = row.name;
         configure_log(&scene.node, Some((program, "trace")))?;
         scene.node.start().context(program)?;
-        // The guard is loaded but not attached, since this node steers no connections. The programs that translate packets
-        // have no events.
+        // The guard is loaded but not attached, since this node steers no connections.
         let logging = [program];
-        let count = usize::from(row.attach_point == AttachPoint::Cgroup);
+        let count = usize::from(*row != GUARD);
         scene.until_logging(&logging[..count])?;
         for dialer in Dialer::TCP {
             dialer
@@ -240,6 +246,55 @@ fn the_guard_logs_dropped_packets() -> Result<()> {
             &format!("destination={to} reason=guard_dropped "),
         ];
         until_logged(node, &words)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_flow_from_outside_and_each_of_its_packets_are_logged() -> Result<()> {
+    let service = || Service::new("outside", WEB.ips()).port(Protocol::TCP, HTTP, HTTP_TARGET);
+    let scene = Scene::new(&["backend"])?;
+    let backend = scene.backend("backend")?.v4();
+    let node = &scene.node;
+    node.apply(service().node_port(NODE_HTTP).backend(backend))?;
+    node.apply(
+        Service::new("empty", EMPTY.ips())
+            .port(Protocol::TCP, HTTP, HTTP_TARGET)
+            .node_port(NODE_HTTP + 1),
+    )?;
+    let client = format!("{OUTSIDE_V4} ");
+    let dialled = |port| format!("destination={} port={port} protocol=TCP", HOST.v4);
+    node.start()?;
+    for program in ["in", "out"] {
+        configure_log(node, Some((program, "trace")))?;
+        node.restart()?;
+        scene.until_logging(&[program])?;
+        Dialer::V4.expect_served(node.outside(), HOST, NODE_HTTP, "backend")?;
+        let backend = format!("{backend} ");
+        if program == "in" {
+            let (dialled, client) = (dialled(NODE_HTTP), format!("client={client}"));
+            let chosen = format!("backend={backend}backend_port={HTTP_TARGET} reason=translated");
+            until_logged(
+                node,
+                &["DEBUG kernel: flow begun", &client, &dialled, &chosen],
+            )?;
+            let new = format!("new={backend}new_port={HTTP_TARGET}");
+            until_logged(
+                node,
+                &["TRACE kernel: replaced", &dialled, &new, "program=\"in\""],
+            )?;
+            ensure!(
+                Dialer::V4
+                    .connect(node.outside(), HOST, NODE_HTTP + 1)
+                    .is_err()
+            );
+            let refused = format!("port={} protocol=TCP", NODE_HTTP + 1);
+            until_logged(node, &["refused", &refused, "reason=no_backend"])?;
+        } else {
+            let (from, to) = (format!("source={backend}"), format!("destination={client}"));
+            let new = format!("new={} new_port={NODE_HTTP}", HOST.v4);
+            until_logged(node, &["TRACE kernel: replaced", &from, &to, &new])?;
+        }
     }
     Ok(())
 }

@@ -3,4 +3,5 @@
 pub(crate) mod empty_programs;
 pub(crate) mod load;
 pub(crate) mod throughput;
+pub(crate) mod tun;
 pub(crate) mod verify;

@@ -75,6 +75,8 @@ enum Command {
         #[arg(required = true)]
         links: Vec<String>,
     },
+    /// Create one end of a link whose packets have no link-layer header, until this process is killed.
+    Tun(commands::tun::Options),
     /// Connect UDP sockets to many VIPs as fast as possible, and send datagrams that name the intended
     /// Service.
     RaceRead(race::Plan),
@@ -124,6 +126,7 @@ fn run(command: Command) -> Result<()> {
             commands::load::run(load)
         }
         Command::Verify => commands::verify::run(),
+        Command::Tun(options) => commands::tun::run(&options),
         Command::AttachEmpty { links } => commands::empty_programs::attach(&links),
         Command::RaceRead(plan) => print(&race::run(&plan)?),
     }

@@ -2,15 +2,25 @@
 //!
 //! An event is a line of text with fields of the form `name=value`. Reasons and protocols are logged as
 //! numbers, because the verifier takes too long for strings of unknown length.
+#![expect(
+    unsafe_code,
+    reason = "the verifier checks an exported function by itself"
+)]
 
 use aya_ebpf::bindings::BPF_RB_AVAIL_DATA;
 use aya_log_ebpf::{
     log,
     macro_support::{AYA_LOGS, Level, level_enabled},
 };
-use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::FrontendKey};
+use tunnel_common::{
+    addr::Address,
+    forward::{Flows as _, Run, Step},
+    origin::Origin,
+    reason::Reason,
+    service::FrontendKey,
+};
 
-use crate::maps;
+use crate::maps::{self, KernelMaps};
 
 /// The number of bytes in the ring buffer above which new events are dropped. The ring buffer has 128 KiB.
 /// The remaining 8 KiB are for events that other CPUs write between the check and the write.
@@ -123,5 +133,70 @@ pub(crate) fn dropped(to: Address) {
         "dropped: destination={:i} reason={}",
         to.octets(),
         Reason::GuardDropped.index()
+    );
+}
+
+/// Logs what was decided about a packet.
+#[inline(always)]
+pub(crate) fn packet(step: Step) {
+    log_packet(step.number());
+}
+
+/// Does what [`packet`] does. A separate function, because the values of an event would not fit into the caller's stack frame.
+/// The number that it returns has no meaning.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn log_packet(step: u32) -> u32 {
+    KernelMaps.with_run(|run| match Step::from_number(step) {
+        Step::Begin => flow_begun(run),
+        Step::Translate => end_replaced(run),
+        Step::Refuse | Step::Drop => packet_refused(run),
+        Step::Next | Step::Pass | Step::Defer => {}
+    });
+    0
+}
+
+#[inline(always)]
+fn flow_begun(run: &Run) {
+    event!(
+        Debug,
+        "flow begun: client={:i} client_port={} destination={:i} port={} protocol={} backend={:i} backend_port={} reason={}",
+        run.source.address.octets(),
+        run.source.port.to_host(),
+        run.destination.address.octets(),
+        run.destination.port.to_host(),
+        run.protocol.number(),
+        run.replacement.address.octets(),
+        run.replacement.port.to_host(),
+        run.reason
+    );
+}
+
+#[inline(always)]
+fn packet_refused(run: &Run) {
+    event!(
+        Debug,
+        "refused: source={:i} source_port={} destination={:i} port={} protocol={} reason={}",
+        run.source.address.octets(),
+        run.source.port.to_host(),
+        run.destination.address.octets(),
+        run.destination.port.to_host(),
+        run.protocol.number(),
+        run.reason
+    );
+}
+
+#[inline(always)]
+fn end_replaced(run: &Run) {
+    event!(
+        Trace,
+        "replaced: source={:i} source_port={} destination={:i} port={} protocol={} new={:i} new_port={}",
+        run.source.address.octets(),
+        run.source.port.to_host(),
+        run.destination.address.octets(),
+        run.destination.port.to_host(),
+        run.protocol.number(),
+        run.replacement.address.octets(),
+        run.replacement.port.to_host()
     );
 }

@@ -1,6 +1,8 @@
 //! The event log in the default build, where its functions do nothing.
 
-use tunnel_common::{addr::Address, origin::Origin, reason::Reason, service::FrontendKey};
+use tunnel_common::{
+    addr::Address, forward::Step, origin::Origin, reason::Reason, service::FrontendKey,
+};
 
 #[inline(always)]
 pub(crate) const fn translated(_: &Origin, _: Reason) {}
@@ -22,3 +24,6 @@ pub(crate) const fn socket_closed(_: &Origin) {}
 
 #[inline(always)]
 pub(crate) const fn dropped(_: Address) {}
+
+#[inline(always)]
+pub(crate) const fn packet(_: Step) {}

@@ -10,6 +10,7 @@ use tunnel_common::{
 };
 
 use crate::{
+    event_log,
     maps::{self, KernelMaps},
     packet::{self, DROP, NEXT},
 };
@@ -74,6 +75,7 @@ fn read(ctx: &TcContext) -> Option<Packet> {
 /// Does what was decided about a packet: replaces one end, and the port of the other end.
 #[inline(always)]
 fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
+    event_log::packet(step);
     match step {
         Step::Next | Step::Pass => return NEXT,
         Step::Translate => {}

@@ -10,7 +10,7 @@ use core::{
 };
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext as _, Global,
     bindings::{
         __sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM,
         bpf_hdr_start_off::BPF_HDR_START_NET, bpf_sock_tuple,
@@ -41,8 +41,16 @@ pub(crate) const ETH_P_IPV6: u16 = 0x86dd;
 /// `PACKET_HOST`: the link layer has addressed the packet to this host.
 const PACKET_HOST: u32 = 0;
 
-/// The offset of the network header in the packets of a link with Ethernet headers. VLAN tags are not in the packet.
-const NETWORK_HEADER: u32 = 14;
+/// The offset of the network header in packets: 14 on links with Ethernet headers, where VLAN tags are not in the packet, and
+/// 0 on others. Set by the loader, since the kernel doesn't show it.
+#[unsafe(no_mangle)]
+static LINK_HEADER: Global<u32> = Global::new(14);
+
+/// Returns the offset of the network header.
+#[inline(always)]
+fn network_header() -> u32 {
+    LINK_HEADER.load()
+}
 
 /// Reads a word of the context.
 #[inline(always)]
@@ -172,7 +180,7 @@ impl Edits<'_> {
     /// Writes a value at an offset from the network header.
     #[inline(always)]
     fn store<T: Copy>(&self, offset: u32, value: &T, flags: u64) -> Result<(), NotWritable> {
-        store_at(self.0, NETWORK_HEADER + offset, value, flags)
+        store_at(self.0, network_header() + offset, value, flags)
     }
 
     #[inline(always)]
@@ -187,7 +195,7 @@ impl Edits<'_> {
         } else {
             flags
         };
-        let offset = NETWORK_HEADER + checksum.offset;
+        let offset = network_header() + checksum.offset;
         // SAFETY: the helper checks the packet's bounds.
         check(unsafe {
             bpf_l4_csum_replace(self.0.skb.skb, offset, 0, u64::from(by.word()), flags)
@@ -279,12 +287,11 @@ pub(crate) fn load_words<const WORDS: usize>(ctx: &TcContext, offset: u32) -> Op
 /// the packet.
 #[inline(always)]
 fn linear<T: Copy, const COUNT: usize>(ctx: &TcContext, offset: u32) -> Option<[T; COUNT]> {
-    let start = ctx.data() + offset as usize;
-    let end = start + NETWORK_HEADER as usize + size_of::<[T; COUNT]>();
-    if end > ctx.data_end() {
+    let start = ctx.data() + (network_header() + offset) as usize;
+    if start + size_of::<[T; COUNT]>() > ctx.data_end() {
         return None;
     }
-    let values = (start + NETWORK_HEADER as usize) as *const T;
+    let values = start as *const T;
     Some(array::from_fn(|index| {
         // SAFETY: the value is in the packet. The verifier admits values that are not aligned if the CPU does.
         unsafe { values.wrapping_add(index).read_volatile() }

@@ -35,6 +35,7 @@ mod cgroup;
 mod data_path;
 mod directory_lock;
 mod flow_map;
+mod globals;
 mod guard;
 mod heartbeat;
 mod kernel_log;
@@ -66,8 +67,9 @@ pub use self::{
     attach::{AttachError, Attached},
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
-    data_path::{DataPath, Globals, LoadError, OBJECT, PacketSettings, ProgramSettings},
+    data_path::{DataPath, LoadError, OBJECT},
     flow_map::{KernelFlows, MovingFlows},
+    globals::{Globals, PacketSettings, ProgramSettings},
     guard::Guard,
     heartbeat::{DaemonHeartbeat, PinDirectoryId},
     kernel_log::{

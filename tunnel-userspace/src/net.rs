@@ -12,6 +12,7 @@
 //! - `local_listeners`: finds local listeners on given addresses and ports
 
 mod follower;
+mod link_header;
 mod local_listeners;
 mod netlink;
 mod packets;

@@ -1,12 +1,26 @@
 //! The links whose packets are translated.
 
-use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::wait;
+use std::{
+    fs,
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
+use anyhow::{Context as _, Result};
+use tunnel_tests::{
+    culvert_instance, log,
+    manifest::{Protocol, Service},
+    sandbox::{Process, Sandbox},
+    wait,
+};
+
+use super::{
+    ADDRESSES, Backend, REMOTE, expect_reached, refusals::error_of_datagram, route_to_node, service,
+};
 use crate::{
     fixture::Scene,
     service_addresses::configured,
-    support::{CHANGE_TIMEOUT, ensure_eq, run},
+    support::{CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HTTP, HTTP_TARGET, Vip, ensure_eq, run},
 };
 
 /// Returns the names of the uplinks whose packets are translated, and the warnings about them.
@@ -17,9 +31,8 @@ fn shown(scene: &Scene) -> Result<(Vec<String>, String)> {
 }
 
 #[test]
-fn new_uplinks_get_programs_and_those_without_ethernet_header_and_ports_are_left_out() -> Result<()>
-{
-    let scene = configured("uplinks: [uplink, more, tun, port]")?;
+fn new_uplinks_get_programs_and_ports_are_left_out() -> Result<()> {
+    let scene = configured("uplinks: [uplink, more, port]")?;
     let host = scene.node.host();
     for command in [
         "ip link add more type veth peer name more-peer",
@@ -27,8 +40,6 @@ fn new_uplinks_get_programs_and_those_without_ethernet_header_and_ports_are_left
         "ip link add bridge type bridge",
         "ip link add port type veth peer name port-peer",
         "ip link set port master bridge up",
-        "ip tuntap add mode tun name tun",
-        "ip link set tun up",
     ] {
         run(host, command)?;
     }
@@ -39,11 +50,7 @@ fn new_uplinks_get_programs_and_those_without_ethernet_header_and_ports_are_left
         uplinks,
         vec!["uplink".to_owned(), "more".to_owned()],
     )?;
-    ensure!(
-        warnings.contains("uplink tun has no Ethernet header"),
-        "{warnings}"
-    );
-    ensure!(!warnings.contains("port"), "{warnings}");
+    ensure_eq("warnings", warnings.as_str(), "[]")?;
 
     // A link with the same name is another link.
     for command in [
@@ -57,4 +64,91 @@ fn new_uplinks_get_programs_and_those_without_ethernet_header_and_ports_are_left
     let (index, _) = shown.split_once(':').context("no index")?;
     let pin = scene.node.bpffs().join(format!("links/in-{index}"));
     wait::until(CHANGE_TIMEOUT, || pin.exists()).with_context(|| format!("no {}", pin.display()))
+}
+
+/// The node's addresses on the link `tun`.
+const NEAR: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 1)),
+];
+
+/// Creates the pod [`REMOTE`] on another node, to which a link without a link-layer header leads. Returns the processes that
+/// pass on packets, too.
+fn remote_behind_tun(scene: &Scene) -> Result<(Sandbox, [Process; 2])> {
+    let remote = scene.node.network().create_unconnected("remote")?;
+    let directory = scene.node.network().lab().directory();
+    let end = |sandbox: &Sandbox, own: &str, peer: &str, [v4, v6]: [IpAddr; 2]| -> Result<_> {
+        let path = |name: &str| directory.join(name).display().to_string();
+        let output = directory.join(format!("{own}.log"));
+        let process = sandbox
+            .lab_command(&["tun", "--name", "tun"])?
+            .option("--own", path(own))
+            .option("--peer", path(peer))
+            .log(log::append(&output)?)
+            .start()?;
+        let is_created = || fs::read_to_string(&output).is_ok_and(|it| it.contains("created"));
+        wait::until(CHANGE_TIMEOUT, is_created).context("no tun device")?;
+        sandbox.ip(&format!(
+            "link set lo up\n\
+             link set tun up\n\
+             addr add {v4}/28 dev tun\n\
+             addr add {v6}/64 dev tun nodad\n"
+        ))?;
+        Ok(process)
+    };
+    let near = end(scene.node.host(), "near", "far", NEAR)?;
+    let far = end(&remote, "far", "near", REMOTE.ips())?;
+    for gateway in NEAR {
+        remote.ip(&format!("route add default via {gateway}\n"))?;
+    }
+    Ok((remote, [near, far]))
+}
+
+/// Starts a node that reaches the pod [`REMOTE`] over a link without a link-layer header.
+fn start_with_tun() -> Result<(Scene, Sandbox, [Process; 2])> {
+    let scene = configured("uplinks: [uplink, tun]")?;
+    route_to_node(&scene)?;
+    let (remote, ends) = remote_behind_tun(&scene)?;
+    scene.node.start()?;
+    let (uplinks, _) = shown(&scene)?;
+    let wanted = ["uplink", "tun"].map(str::to_owned);
+    ensure_eq("uplinks", uplinks, wanted.to_vec())?;
+    Ok((scene, remote, ends))
+}
+
+#[test]
+fn clients_behind_a_link_without_ethernet_header_reach_services_and_are_refused() -> Result<()> {
+    let (scene, remote, _ends) = start_with_tun()?;
+    let pod = scene.node.pod("local")?;
+    let ips = [pod.v4(), pod.v6()];
+    let backend = Backend::at(&pod, ips)?;
+    let of_pod = service("Local").on_node(culvert_instance::NODE_NAME);
+    scene.program(of_pod.backends(ips))?;
+    for (what, vip, ports) in ADDRESSES {
+        expect_reached(&remote, &backend, (vip, ports), REMOTE.ips()).context(what)?;
+    }
+
+    let without_endpoints = Vip::of(9);
+    let empty = Service::new("empty", without_endpoints.ips());
+    let empty = empty.port(Protocol::TCP, HTTP, HTTP_TARGET);
+    scene.program(empty.port(Protocol::UDP, DNS, DNS_TARGET))?;
+    for dialer in [Dialer::V4, Dialer::V6] {
+        let tcp = dialer.connect(&remote, without_endpoints, HTTP);
+        let tcp = tcp.expect_err("a connection");
+        ensure_eq("TCP", tcp.kind(), ErrorKind::ConnectionRefused)?;
+        let socket = dialer.udp_socket(&remote)?;
+        socket.connect(dialer.address(without_endpoints, DNS))?;
+        let udp = error_of_datagram(&socket)?;
+        ensure_eq("UDP", udp.kind(), ErrorKind::ConnectionRefused)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn clients_are_masqueraded_on_a_link_without_ethernet_header() -> Result<()> {
+    let (scene, remote, _ends) = start_with_tun()?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    let (what, vip, ports) = ADDRESSES[1];
+    expect_reached(scene.node.outside(), &backend, (vip, ports), NEAR).context(what)
 }

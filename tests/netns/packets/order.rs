@@ -1,5 +1,7 @@
 //! The order of the programs on an uplink: the guard runs before the program that translates, whichever is attached first.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result};
 use tunnel_common::reason::Reason;
 use tunnel_tests::{
@@ -38,7 +40,7 @@ fn expect_guard_first(is_guard_first: bool, tcx: bool) -> Result<()> {
         if is_guard_first {
             guard.guard_uplinks(&uplinks(), false)?;
         }
-        translation.attach(&uplinks(), false)?;
+        translation.attach(&uplinks(), &BTreeMap::new(), false)?;
         if !is_guard_first {
             guard.guard_uplinks(&uplinks(), false)?;
         }

@@ -24,7 +24,7 @@ fn scene_with(setting: &str, service: Service) -> Result<Scene> {
 }
 
 /// Sends a datagram to an address, and returns the error that comes back.
-fn error_of_datagram(socket: &UdpSocket) -> io::Result<io::Error> {
+pub(super) fn error_of_datagram(socket: &UdpSocket) -> io::Result<io::Error> {
     socket.send(&[7; 1000])?;
     match socket.recv(&mut [0; 16]) {
         Err(error) => Ok(error),

@@ -17,7 +17,7 @@ use tunnel_common::{
     refusal::{self, Answer, Checksum},
 };
 
-use super::{DROP, Edits, NETWORK_HEADER, NotWritable, check, link, load_words, store_at};
+use super::{DROP, Edits, NotWritable, check, link, load_words, network_header, store_at};
 use crate::maps::{self, KernelMaps};
 
 /// The number of 16-bit words in the addresses of an Ethernet header.
@@ -116,7 +116,7 @@ fn error(ctx: &TcContext, packet: &Packet) -> Result<(), NotWritable> {
 #[inline(always)]
 fn set_length(ctx: &TcContext, length: u32) -> Result<(), NotWritable> {
     // SAFETY: the helper checks the length.
-    check(unsafe { bpf_skb_change_tail(ctx.skb.skb, NETWORK_HEADER + length, 0) })
+    check(unsafe { bpf_skb_change_tail(ctx.skb.skb, network_header() + length, 0) })
 }
 
 /// Returns the state of the transport checksum at an offset from the network header. The kernel doesn't show it, but its
@@ -127,7 +127,7 @@ fn state_of_checksum(ctx: &TcContext, offset: u32) -> Result<Checksum, NotWritab
     /// Any difference other than 0.
     const DIFFERENCE: u64 = 1;
     let before = load_half(ctx, offset)?;
-    let at = NETWORK_HEADER + offset;
+    let at = network_header() + offset;
     // SAFETY: the helper checks the packet's bounds.
     check(unsafe { bpf_l4_csum_replace(ctx.skb.skb, at, 0, DIFFERENCE, 0) })?;
     if load_half(ctx, offset)? == before {
@@ -141,7 +141,7 @@ fn state_of_checksum(ctx: &TcContext, offset: u32) -> Result<Checksum, NotWritab
 #[inline(always)]
 fn load_half(ctx: &TcContext, offset: u32) -> Result<u16, NotWritable> {
     let mut half = 0_u16;
-    load(ctx, NETWORK_HEADER + offset, &mut half)?;
+    load(ctx, network_header() + offset, &mut half)?;
     Ok(half)
 }
 
@@ -164,9 +164,12 @@ fn store<const WORDS: usize>(
     Edits(ctx).store(offset, words, u64::from(BPF_F_RECOMPUTE_CSUM))
 }
 
-/// Swaps the source and the destination of the Ethernet header.
+/// Swaps the source and the destination of the Ethernet header, if there is one.
 #[inline(always)]
 fn swap_link_addresses(ctx: &TcContext) -> Result<(), NotWritable> {
+    if network_header() == 0 {
+        return Ok(());
+    }
     let mut addresses = [0_u16; ADDRESSES];
     load(ctx, 0, &mut addresses)?;
     let [a, b, c, d, e, f] = addresses;

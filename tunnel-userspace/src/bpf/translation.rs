@@ -1,6 +1,6 @@
 //! Attaches the programs that translate packets to uplinks, and stores the addresses that stand for clients.
 
-use std::{collections::BTreeMap, io, iter};
+use std::{collections::BTreeMap, io, iter, path::PathBuf};
 
 use tunnel_common::{
     addr::Address,
@@ -12,6 +12,10 @@ use tunnel_common::{
 
 use super::{
     attachment::Attachment,
+    data_path::{self, OBJECT},
+    globals::Globals,
+    probe::Features,
+    programs::Programs,
     sys::MapHandle,
     uplink_programs::{FrameRun, UplinkError, UplinkPrograms, failed},
 };
@@ -23,18 +27,20 @@ pub(super) const ROWS: &[Program] = &[OUT, IN];
 /// The programs that translate packets, and the devices that they are attached to.
 pub struct Translation {
     programs: UplinkPrograms,
+    without_ethernet: WithoutEthernet,
     addresses: MapHandle<u32, LinkAddresses>,
     local_ranges: MapHandle<u32, SourceRange>,
 }
 
 impl Translation {
-    pub(super) const fn new(
-        programs: UplinkPrograms,
+    pub(super) fn new(
+        (programs, without_ethernet): (UplinkPrograms, WithoutEthernet),
         addresses: MapHandle<u32, LinkAddresses>,
         local_ranges: MapHandle<u32, SourceRange>,
     ) -> Self {
         Self {
             programs,
+            without_ethernet,
             addresses,
             local_ranges,
         }
@@ -43,6 +49,7 @@ impl Translation {
     /// Makes the programs show what they restore in the view of the attached programs.
     #[must_use]
     pub fn with_attachment(mut self, attachment: Attachment) -> Self {
+        self.without_ethernet.attachment = Some(attachment.clone());
         self.programs.set_attachment(attachment);
         self
     }
@@ -66,15 +73,73 @@ impl Translation {
     }
 }
 
-impl UplinkTranslation for Translation {
-    type Error = UplinkError;
+/// The same programs for links whose packets have no Ethernet header. They are loaded when there is such a link.
+pub(super) struct WithoutEthernet {
+    maps: PathBuf,
+    globals: Globals,
+    links: PathBuf,
+    features: Features,
+    attachment: Option<Attachment>,
+    programs: Option<UplinkPrograms>,
+}
+
+impl WithoutEthernet {
+    pub(super) fn new(
+        (maps, globals): (PathBuf, Globals),
+        (links, features): (PathBuf, Features),
+    ) -> Self {
+        Self {
+            maps,
+            globals,
+            links,
+            features,
+            attachment: None,
+            programs: None,
+        }
+    }
 
     fn attach(
         &mut self,
         uplinks: &BTreeMap<u32, String>,
         reattach: bool,
     ) -> Result<(), UplinkError> {
-        self.programs.attach(uplinks, reattach)
+        if uplinks.is_empty() && self.programs.is_none() {
+            return Ok(());
+        }
+        let programs = match self.programs.take() {
+            Some(programs) => programs,
+            None => self.load()?,
+        };
+        self.programs.insert(programs).attach(uplinks, reattach)
+    }
+
+    fn load(&self) -> Result<UplinkPrograms, UplinkError> {
+        let failed = || failed("load the programs for links without an Ethernet header".to_owned());
+        let ebpf = data_path::loader(&self.maps, &self.globals).load(OBJECT);
+        let programs = Programs::new(ebpf.map_err(io::Error::other).map_err(failed())?);
+        let loaded = programs.load(ROWS);
+        loaded.map_err(io::Error::other).map_err(failed())?;
+        let pins = (self.links.clone(), self.features);
+        let mut programs = UplinkPrograms::new(ROWS, programs, None, pins);
+        if let Some(attachment) = &self.attachment {
+            programs.set_attachment(attachment.clone());
+        }
+        Ok(programs)
+    }
+}
+
+impl UplinkTranslation for Translation {
+    type Error = UplinkError;
+
+    fn attach(
+        &mut self,
+        uplinks: &BTreeMap<u32, String>,
+        without_ethernet: &BTreeMap<u32, String>,
+        reattach: bool,
+    ) -> Result<(), UplinkError> {
+        let attached = self.programs.attach(uplinks, reattach);
+        let others = self.without_ethernet.attach(without_ethernet, reattach);
+        attached.and(others)
     }
 
     fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), UplinkError> {

@@ -12,7 +12,7 @@ use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
 use tunnel_common::{locality, service::SourceRange, steering::Prefix};
 
-use super::{CheckSchedule, NetworkState, uplinks::PodRanges};
+use super::{CheckSchedule, NetworkState, link_header::LinkHeader, uplinks::PodRanges};
 use crate::{drain, error_chain::chain};
 
 /// This node's addresses that stand for clients on a link.
@@ -110,8 +110,8 @@ pub trait UplinkTranslation: Send {
     /// The type of the errors that the operations return.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Attaches the programs to every uplink, given by index and name. If `reattach` is true, repairs those that are
-    /// already attached.
+    /// Attaches the programs to every uplink, given by index and name: those whose packets have an Ethernet header, and those
+    /// whose packets have none. If `reattach` is true, repairs those that are already attached.
     ///
     /// # Errors
     ///
@@ -119,6 +119,7 @@ pub trait UplinkTranslation: Send {
     fn attach(
         &mut self,
         uplinks: &BTreeMap<u32, String>,
+        without_ethernet: &BTreeMap<u32, String>,
         reattach: bool,
     ) -> Result<(), Self::Error>;
 
@@ -179,13 +180,19 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         let mut uplinks = network.links.uplinks.clone();
         // The packets of a port of a bridge or bond belong to the bridge or bond.
         uplinks.retain(|index, _| !network.snapshot.has_master(*index));
-        // The programs expect an Ethernet header.
-        let (uplinks, without_ethernet): (BTreeMap<_, _>, BTreeMap<_, _>) = uplinks
-            .into_iter()
-            .partition(|(index, _)| network.snapshot.has_ethernet(*index));
-        let warnings = without_ethernet.values().map(|uplink| {
-            format!("uplink {uplink} has no Ethernet header, so packets that arrive on it are not translated")
+        let with_header = |uplinks: &mut BTreeMap<u32, String>, header: LinkHeader| {
+            let has_header =
+                |index: &u32, _: &mut String| network.snapshot.link_header(*index) == header;
+            uplinks
+                .extract_if(.., has_header)
+                .collect::<BTreeMap<_, _>>()
+        };
+        let unreadable = with_header(&mut uplinks, LinkHeader::Other);
+        let warnings = unreadable.values().map(|uplink| {
+            format!("uplink {uplink} has neither Ethernet nor bare IP packets, so packets that arrive on it are not translated")
         });
+        let mut with_ethernet = uplinks.clone();
+        let without_ethernet = with_header(&mut with_ethernet, LinkHeader::Absent);
         let preferred: &[IpAddr] = if self.settings.uses_node_address {
             &network.internal_ips
         } else {
@@ -200,7 +207,8 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         let mut results = vec![
             self.programs.set_local_ranges(&local_ranges),
             self.programs.set_addresses(&addresses),
-            self.programs.attach(&uplinks, reattach),
+            self.programs
+                .attach(&with_ethernet, &without_ethernet, reattach),
         ];
         if is_complete {
             results.push(self.programs.remove_unused(&uplinks));

@@ -14,12 +14,13 @@ use std::{
 use rtnetlink::packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
-    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 
 use super::{
+    link_header::LinkHeader,
     packets::AddressPair,
     steering_route::{Route, TABLE_LOCAL},
     uplinks::{Link, LinkKind, Subnet},
@@ -33,8 +34,8 @@ pub(super) struct Snapshot {
     pub(super) links: Vec<Link>,
     /// The indices of the links that are used by routes via a gateway.
     pub(super) gateways: BTreeSet<u32>,
-    /// The indices of the links whose packets have no Ethernet header, such as those of WireGuard and PPP.
-    without_ethernet: BTreeSet<u32>,
+    /// The headers of the packets of links, by their indices, where they are not Ethernet headers.
+    link_headers: BTreeMap<u32, LinkHeader>,
     loopback: u32,
     /// The possible source addresses for replies, each with the index of its link.
     source_addresses: Vec<(u32, IpAddr)>,
@@ -51,8 +52,9 @@ impl Snapshot {
         let links_of_node = links_of_node.collect();
         let is_loopback = |link: &&LinkMessage| link.header.flags.contains(LinkFlags::Loopback);
         let loopback = links.iter().find(is_loopback);
-        let without_ethernet = links.iter().filter_map(|link| {
-            (link.header.link_layer_type != LinkLayerType::Ether).then_some(link.header.index)
+        let link_headers = links.iter().map(|link| {
+            let header = LinkHeader::of(link.header.link_layer_type);
+            (link.header.index, header)
         });
         let addresses = addresses.iter();
         let addresses =
@@ -66,7 +68,9 @@ impl Snapshot {
             own_addresses: Arc::new(own.filter(|ip| !is_link_local(ip)).collect()),
             links: links_of_node,
             gateways: routes.iter().flat_map(gateway_links).collect(),
-            without_ethernet: without_ethernet.collect(),
+            link_headers: link_headers
+                .filter(|(_, header)| *header != LinkHeader::Ethernet)
+                .collect(),
             loopback: loopback.map_or(1, |link| link.header.index),
             source_addresses: sources.map(|(header, ip)| (header.index, ip)).collect(),
             routes,
@@ -102,9 +106,10 @@ impl Snapshot {
         links.any(|link| link.index == index && link.bridge.is_some())
     }
 
-    /// Returns true if the packets of a link have an Ethernet header.
-    pub(super) fn has_ethernet(&self, index: u32) -> bool {
-        !self.without_ethernet.contains(&index)
+    /// Returns the header of the packets of a link.
+    pub(super) fn link_header(&self, index: u32) -> LinkHeader {
+        let header = self.link_headers.get(&index);
+        header.copied().unwrap_or(LinkHeader::Ethernet)
     }
 
     /// Returns the addresses that stand for clients on each of the given links: the preferred ones, else those of the link,

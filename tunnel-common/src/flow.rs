@@ -110,32 +110,54 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
+    const NONE: Self = Self {
+        first: Endpoint::NONE,
+        second: Endpoint::NONE,
+        protocol: Protocol::TCP,
+        both_directions: 0,
+        reserved: 0,
+    };
+
+    /// Makes this the key of a packet at tc ingress. Unlike an assignment, needs no second key on the stack.
+    #[inline(always)]
+    pub const fn set_arriving(
+        &mut self,
+        source: &Endpoint,
+        destination: &Endpoint,
+        protocol: Protocol,
+    ) {
+        self.first = Endpoint::new(source.address, source.port);
+        self.second = Endpoint::new(destination.address, destination.port);
+        (self.protocol, self.both_directions, self.reserved) = (protocol, 0, 0);
+    }
+
+    /// Makes this the key of a packet at tc egress, as [`Self::forwarded`] does.
+    #[inline(always)]
+    pub const fn set_forwarded(&mut self, one: &Endpoint, other: &Endpoint, protocol: Protocol) {
+        if one.is_before(other) {
+            self.set_arriving(one, other, protocol);
+        } else {
+            self.set_arriving(other, one, protocol);
+        }
+        self.both_directions = 1;
+    }
+
     /// Returns the key of a packet at tc ingress.
     #[inline(always)]
     #[must_use]
     pub const fn arriving(source: Endpoint, destination: Endpoint, protocol: Protocol) -> Self {
-        Self {
-            first: source,
-            second: destination,
-            protocol,
-            both_directions: 0,
-            reserved: 0,
-        }
+        let mut key = Self::NONE;
+        key.set_arriving(&source, &destination, protocol);
+        key
     }
 
     /// Returns the key of a packet at tc egress, which is the same for both directions.
     #[inline(always)]
     #[must_use]
     pub const fn forwarded(one: Endpoint, other: Endpoint, protocol: Protocol) -> Self {
-        let (first, second) = if one.is_before(&other) {
-            (one, other)
-        } else {
-            (other, one)
-        };
-        Self {
-            both_directions: 1,
-            ..Self::arriving(first, second, protocol)
-        }
+        let mut key = Self::NONE;
+        key.set_forwarded(&one, &other, protocol);
+        key
     }
 }
 
@@ -365,13 +387,21 @@ impl Flow {
     #[inline(always)]
     #[must_use]
     pub const fn key_of(&self, role: Role) -> FlowKey {
+        let mut key = FlowKey::NONE;
+        self.set_key(role, &mut key);
+        key
+    }
+
+    /// Makes a key that of the flow's entry with a role, as [`Self::key_of`] does.
+    #[inline(always)]
+    pub const fn set_key(&self, role: Role, key: &mut FlowKey) {
         let protocol = self.protocol;
         if role.0 == Role::DIALLED.0 {
-            FlowKey::arriving(self.client, self.frontend, protocol)
+            key.set_arriving(&self.client, &self.frontend, protocol);
         } else if role.0 == Role::FORWARDED.0 {
-            FlowKey::forwarded(self.forwarded_client(), self.backend, protocol)
+            key.set_forwarded(&self.forwarded_client(), &self.backend, protocol);
         } else {
-            FlowKey::arriving(self.backend, self.masquerade, protocol)
+            key.set_arriving(&self.backend, &self.masquerade, protocol);
         }
     }
 
@@ -386,18 +416,11 @@ impl Flow {
             && own.both_directions == key.both_directions
     }
 
-    /// Returns true if this entry has not ended and belongs to a packet at tc ingress.
+    /// Returns true if this entry has not ended and belongs to a key.
     #[inline(always)]
     #[must_use]
-    pub const fn is_met_by_arriving(&self, key: &FlowKey) -> bool {
-        self.role.0 != Role::FORWARDED.0 && self.flags & Self::ENDED == 0 && self.belongs_to(key)
-    }
-
-    /// Returns true if this entry has not ended and belongs to a packet at tc egress.
-    #[inline(always)]
-    #[must_use]
-    pub const fn is_met_by_leaving(&self, key: &FlowKey) -> bool {
-        self.role.0 == Role::FORWARDED.0 && self.flags & Self::ENDED == 0 && self.belongs_to(key)
+    pub const fn is_met_by(&self, key: &FlowKey) -> bool {
+        self.flags & Self::ENDED == 0 && self.belongs_to(key)
     }
 
     /// Returns true if another entry has the same client and frontend, and so belongs to this flow or to an earlier one.
@@ -445,28 +468,6 @@ impl Packet {
     #[must_use]
     pub const fn destination_endpoint(&self) -> Endpoint {
         Endpoint::new(self.destination, self.destination_port)
-    }
-
-    /// Returns the key of the packet at tc ingress.
-    #[inline(always)]
-    #[must_use]
-    pub const fn arriving_key(&self) -> FlowKey {
-        FlowKey::arriving(
-            self.source_endpoint(),
-            self.destination_endpoint(),
-            self.protocol,
-        )
-    }
-
-    /// Returns the key of the packet at tc egress.
-    #[inline(always)]
-    #[must_use]
-    pub const fn forwarded_key(&self) -> FlowKey {
-        FlowKey::forwarded(
-            self.source_endpoint(),
-            self.destination_endpoint(),
-            self.protocol,
-        )
     }
 
     /// Returns true if the packet opens a TCP connection.

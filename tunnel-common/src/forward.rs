@@ -24,7 +24,7 @@ pub use self::{
     run::{End, Insertion, Run, Step},
 };
 use crate::{
-    addr::{Address, Port},
+    addr::{Address, Port, Protocol},
     decide::{self, ClientContext, ClientScalars, Identity},
     flow::{Endpoint, Flow, FlowKey, Role, Seen, Timeouts},
     locality::Locality,
@@ -183,7 +183,7 @@ fn or_pass(step: Option<Step>) -> Step {
 /// Decides about a packet at tc ingress. The result is never [`Step::Next`].
 #[inline(always)]
 pub fn arrive<T: Flows>(maps: &T, packet: &Packet) -> Step {
-    match maps.flow(&packet.arriving_key()) {
+    match find(maps, packet, FlowKey::set_arriving) {
         Some(entry) => {
             start(maps, packet);
             if steps::continues_arriving(maps, entry) {
@@ -203,6 +203,22 @@ pub fn arrive<T: Flows>(maps: &T, packet: &Packet) -> Step {
         return step;
     }
     insert_entries(maps)
+}
+
+/// Returns the entry of a packet, before anything else is known about it: most packets have none. `set_key` sets the key for
+/// the packet's ends.
+#[inline(always)]
+fn find<'a, T: Flows>(
+    maps: &'a T,
+    packet: &Packet,
+    set_key: impl FnOnce(&mut FlowKey, &Endpoint, &Endpoint, Protocol),
+) -> Option<&'a Flow> {
+    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
+    let entry = maps.with_run(|run| {
+        set_key(&mut run.key, &source, &destination, packet.protocol);
+        maps.flow(&run.key)
+    });
+    entry.flatten()
 }
 
 /// Stores the packet for the steps.
@@ -280,7 +296,7 @@ pub fn leave<T: Flows>(
     own: impl FnOnce() -> Option<Address>,
     is_free: impl Fn(&Run) -> bool,
 ) -> Step {
-    let Some(entry) = maps.flow(&packet.forwarded_key()) else {
+    let Some(entry) = find(maps, packet, FlowKey::set_forwarded) else {
         return Step::Pass;
     };
     start(maps, packet);

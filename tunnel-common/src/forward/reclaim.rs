@@ -8,7 +8,7 @@ use super::{
     Flows, Role,
     steps::{copy_entry, find},
 };
-use crate::flow::{Endpoint, Flow, Phase};
+use crate::flow::{Endpoint, Flow, FlowKey, Phase};
 
 /// The number of recent flows whose keys are kept for each CPU.
 pub const RECENT_FLOWS_OF_CPU: u32 = 2048;
@@ -103,7 +103,7 @@ fn remove<T: Flows + ?Sized>(maps: &T, index: u32) -> bool {
         if !copy_entry(maps, key, dialled) {
             return None;
         }
-        remove_others(maps, dialled, other);
+        remove_others(maps, dialled, (other, &mut run.key));
         Some(maps.remove_flow(key))
     });
     is_removed.flatten().unwrap_or(false)
@@ -111,17 +111,21 @@ fn remove<T: Flows + ?Sized>(maps: &T, index: u32) -> bool {
 
 /// Removes the entries of a flow other than the dialled one.
 #[inline(always)]
-fn remove_others<T: Flows + ?Sized>(maps: &T, dialled: &Flow, other: &mut Flow) {
-    let mut key = dialled.key_of(Role::FORWARDED);
-    if find(maps, &key, other).is_none() || !other.has_ends_of(dialled) {
+fn remove_others<T: Flows + ?Sized>(
+    maps: &T,
+    dialled: &Flow,
+    (other, key): (&mut Flow, &mut FlowKey),
+) {
+    dialled.set_key(Role::FORWARDED, key);
+    if find(maps, key, other).is_none() || !other.has_ends_of(dialled) {
         return;
     }
-    maps.remove_flow(&key);
+    maps.remove_flow(key);
     if !other.masquerade.is(&Endpoint::NONE) {
-        key = other.key_of(Role::MASQUERADED);
+        other.set_key(Role::MASQUERADED, key);
         // The port may belong to another flow by now.
-        if copy_entry(maps, &key, other) && other.has_ends_of(dialled) {
-            maps.remove_flow(&key);
+        if copy_entry(maps, key, other) && other.has_ends_of(dialled) {
+            maps.remove_flow(key);
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct Run {
     pub transport_offset: u32,
     /// The index of the [`Reason`] for which the packet is counted.
     pub reason: u32,
+    /// The key of an entry that is looked up, which would take much of a step's stack frame.
+    pub key: FlowKey,
 }
 
 /// The end of a packet that a program replaces. It may also change the port of the other end.
@@ -105,18 +107,18 @@ impl Run {
         }
     }
 
-    /// Returns the key of the packet at tc ingress.
+    /// Sets the key to that of the packet at tc ingress.
     #[inline(always)]
-    #[must_use]
-    pub const fn arriving_key(&self) -> FlowKey {
-        self.packet().arriving_key()
+    pub(super) const fn set_arriving_key(&mut self) {
+        self.key
+            .set_arriving(&self.source, &self.destination, self.protocol);
     }
 
-    /// Returns the key of the packet at tc egress.
+    /// Sets the key to that of the packet at tc egress.
     #[inline(always)]
-    #[must_use]
-    pub const fn forwarded_key(&self) -> FlowKey {
-        self.packet().forwarded_key()
+    pub(super) const fn set_forwarded_key(&mut self) {
+        self.key
+            .set_forwarded(&self.source, &self.destination, self.protocol);
     }
 
     /// Returns true if the packet opens a TCP connection.
@@ -224,4 +226,4 @@ impl Insertion {
     }
 }
 
-const _: () = assert!(size_of::<Run>() == 388);
+const _: () = assert!(size_of::<Run>() == 432);

@@ -40,26 +40,24 @@ pub(super) fn copy_entry<T: Flows + ?Sized>(maps: &T, key: &FlowKey, copy: &mut 
     copy.belongs_to(key)
 }
 
-/// Handles a packet at tc ingress that simply continues the flow with this entry. Returns false, and does nothing, if there
-/// is more to decide.
+/// Handles a packet at tc ingress that simply continues the flow with this entry, whose key is in the run. Returns false, and
+/// does nothing, if there is more to decide.
 #[inline(always)]
 pub(super) fn continues_arriving<T: Flows + ?Sized>(maps: &T, entry: &Flow) -> bool {
     let continues = maps.with_run(|run| {
         maps.copy_flow(entry, &mut run.flow);
-        run.flow.is_met_by_arriving(&run.arriving_key())
-            && known(maps, run, entry) == Known::Continues
+        run.flow.is_met_by(&run.key) && known(maps, run, entry) == Known::Continues
     });
     continues == Some(true)
 }
 
-/// Handles a packet at tc egress that simply belongs to the flow with this entry. Returns `None`, and does nothing, if there
-/// is more to decide.
+/// Handles a packet at tc egress that simply belongs to the flow with this entry, whose key is in the run. Returns `None`, and
+/// does nothing, if there is more to decide.
 #[inline(always)]
 pub(super) fn continue_leaving<T: Flows + ?Sized>(maps: &T, entry: &Flow) -> Option<Step> {
     let step = maps.with_run(|run| {
         maps.copy_flow(entry, &mut run.flow);
-        let is_simple = run.flow.is_met_by_leaving(&run.forwarded_key())
-            && !may_begin_namesake(run, &maps.timeouts());
+        let is_simple = run.flow.is_met_by(&run.key) && !may_begin_namesake(run, &maps.timeouts());
         is_simple.then(|| leaving(maps, run, entry))
     });
     step.flatten()
@@ -69,8 +67,8 @@ pub(super) fn continue_leaving<T: Flows + ?Sized>(maps: &T, entry: &Flow) -> Opt
 #[inline(always)]
 pub fn find_arriving<T: Flows + ?Sized>(maps: &T) -> Step {
     let found = maps.with_run(|run| {
-        let key = run.arriving_key();
-        match find(maps, &key, &mut run.flow) {
+        run.set_arriving_key();
+        match find(maps, &run.key, &mut run.flow) {
             Some(entry) => known(maps, run, entry),
             // The packets of other connections belong to a flow that began before the programs were attached, or to
             // nobody's.
@@ -87,7 +85,8 @@ pub fn find_arriving<T: Flows + ?Sized>(maps: &T) -> Step {
             if !maps.is_over() {
                 return or_pass(maps.with_run(|run| {
                     let (seen, now) = (Seen::from_client(run.flags), run.now);
-                    if let Some(entry) = find(maps, &run.arriving_key(), &mut run.flow) {
+                    run.set_arriving_key();
+                    if let Some(entry) = find(maps, &run.key, &mut run.flow) {
                         maps.touch_flow(entry, seen, now);
                     }
                     run.replace(run.flow.backend, run.flow.forwarded_port);
@@ -155,8 +154,8 @@ fn known<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Known {
 pub fn is_over<T: Flows + ?Sized>(maps: &T) -> bool {
     let is_over = maps.with_run(|run| {
         let (mut seen, mut last_used) = (run.flow.seen, run.flow.last_used);
-        let key = run.flow.key_of(Role::FORWARDED);
-        if find(maps, &key, &mut run.other).is_some() && run.other.client.is(&run.flow.client) {
+        run.flow.set_key(Role::FORWARDED, &mut run.key);
+        if find(maps, &run.key, &mut run.other).is_some() && run.other.client.is(&run.flow.client) {
             seen = seen.union(run.other.seen);
             last_used = last_used.max(run.other.last_used);
         }
@@ -170,8 +169,8 @@ pub fn is_over<T: Flows + ?Sized>(maps: &T) -> bool {
 #[inline(always)]
 pub fn end_others<T: Flows + ?Sized>(maps: &T) {
     maps.with_run(|run| {
-        let forwarded = run.flow.key_of(Role::FORWARDED);
-        let Some(entry) = find(maps, &forwarded, &mut run.other) else {
+        run.flow.set_key(Role::FORWARDED, &mut run.key);
+        let Some(entry) = find(maps, &run.key, &mut run.other) else {
             return;
         };
         if !run.other.has_ends_of(&run.flow) {
@@ -181,8 +180,8 @@ pub fn end_others<T: Flows + ?Sized>(maps: &T) {
         if run.other.masquerade.is(&Endpoint::NONE) {
             return;
         }
-        let masqueraded = run.other.key_of(Role::MASQUERADED);
-        if let Some(entry) = find(maps, &masqueraded, &mut run.other) {
+        run.other.set_key(Role::MASQUERADED, &mut run.key);
+        if let Some(entry) = find(maps, &run.key, &mut run.other) {
             // The port may belong to another flow by now.
             if run.other.has_ends_of(&run.flow) {
                 maps.end_flow(entry);
@@ -310,7 +309,8 @@ pub fn insert<T: Flows + ?Sized>(maps: &T, role: Role, is_new: bool) -> Insertio
         run.flow.role = role;
         let insertion = maps.insert_flow(&run.flow, is_new);
         if insertion == Insertion::Inserted && role == Role::DIALLED {
-            maps.record_recent_flow(&run.arriving_key());
+            run.set_arriving_key();
+            maps.record_recent_flow(&run.key);
         }
         insertion
     });
@@ -320,9 +320,14 @@ pub fn insert<T: Flows + ?Sized>(maps: &T, role: Role, is_new: bool) -> Insertio
 /// Adds what another entry of the same flow has seen to a copy of an entry. The packets of one direction may meet one entry
 /// only.
 #[inline(always)]
-fn learn_from<T: Flows + ?Sized>(maps: &T, entry: &mut Flow, role: Role, sibling: &mut Flow) {
-    let key = entry.key_of(role);
-    if copy_entry(maps, &key, sibling) && sibling.has_ends_of(entry) {
+fn learn_from<T: Flows + ?Sized>(
+    maps: &T,
+    entry: &mut Flow,
+    role: Role,
+    (sibling, key): (&mut Flow, &mut FlowKey),
+) {
+    entry.set_key(role, key);
+    if copy_entry(maps, key, sibling) && sibling.has_ends_of(entry) {
         entry.seen = entry.seen.union(sibling.seen);
         entry.last_used = entry.last_used.max(sibling.last_used);
     }
@@ -333,15 +338,15 @@ fn learn_from<T: Flows + ?Sized>(maps: &T, entry: &mut Flow, role: Role, sibling
 #[inline(always)]
 pub fn is_unused<T: Flows + ?Sized>(maps: &T, from_closing: bool) -> bool {
     let is_unused = maps.with_run(|run| {
-        let key = run.flow.key();
-        let (other, sibling) = (&mut run.other, &mut run.candidate);
-        if !copy_entry(maps, &key, other) {
+        let (other, sibling, key) = (&mut run.other, &mut run.candidate, &mut run.key);
+        run.flow.set_key(run.flow.role, key);
+        if !copy_entry(maps, key, other) {
             return false;
         }
         if other.role == Role::MASQUERADED {
-            learn_from(maps, other, Role::FORWARDED, sibling);
+            learn_from(maps, other, Role::FORWARDED, (sibling, key));
         }
-        learn_from(maps, other, Role::DIALLED, sibling);
+        learn_from(maps, other, Role::DIALLED, (sibling, key));
         let is_over = match other.seen.phase(other.protocol) {
             Phase::Closed => true,
             Phase::Closing => from_closing,
@@ -360,12 +365,13 @@ pub fn is_unused<T: Flows + ?Sized>(maps: &T, from_closing: bool) -> bool {
 #[inline(always)]
 pub fn find_leaving<T: Flows + ?Sized>(maps: &T) -> Step {
     or_pass(maps.with_run(|run| {
-        let Some(entry) = find(maps, &run.forwarded_key(), &mut run.flow) else {
+        run.set_forwarded_key();
+        let Some(entry) = find(maps, &run.key, &mut run.flow) else {
             return Step::Pass;
         };
         if may_begin_namesake(run, &maps.timeouts()) {
-            let (flow, sibling) = (&mut run.flow, &mut run.other);
-            learn_from(maps, flow, Role::DIALLED, sibling);
+            let (flow, sibling, key) = (&mut run.flow, &mut run.other, &mut run.key);
+            learn_from(maps, flow, Role::DIALLED, (sibling, key));
             if has_ended(flow.seen.phase(flow.protocol))
                 || flow.is_expired(&maps.timeouts(), run.now)
             {
@@ -415,7 +421,8 @@ fn leaving<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Step {
 pub fn end_flow_without_port<T: Flows + ?Sized>(maps: &T) {
     maps.with_run(|run| {
         for role in [Role::DIALLED, Role::FORWARDED] {
-            if let Some(entry) = find(maps, &run.flow.key_of(role), &mut run.other) {
+            run.flow.set_key(role, &mut run.key);
+            if let Some(entry) = find(maps, &run.key, &mut run.other) {
                 maps.end_flow(entry);
             }
         }

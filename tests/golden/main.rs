@@ -34,6 +34,8 @@ mod deploy_manifests;
 #[path = "../../tunnel-userspace/src/reconcile/tests/memory_maps.rs"]
 mod memory;
 #[cfg(test)]
+mod packets;
+#[cfg(test)]
 mod random_clusters;
 #[cfg(test)]
 mod reference_model;

@@ -2,7 +2,6 @@
 //! connection, the verdict from the maps must equal the model's.
 
 use std::{
-    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -13,10 +12,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde::Serialize;
 use tunnel_common::{
     addr::{self, Address, Port},
-    affinity::{Affinity, AffinityKey, Client},
-    decide::{self, ClientContext, ClientScalars, Identity, Maps, NoChoice, Traffic},
+    affinity::Client,
+    decide::{self, ClientContext, ClientScalars, Identity, NoChoice, Traffic},
     lookup::Lookup,
-    service::{self, FrontendKey},
+    service::FrontendKey,
 };
 use tunnel_reference as reference;
 use tunnel_reference::{
@@ -33,7 +32,11 @@ use tunnel_userspace::{
     reconcile::PlanSettings,
 };
 
-use crate::{memory::Memory, programmed};
+use crate::{
+    memory::Memory,
+    packets::{self, MapsInMemory},
+    programmed,
+};
 
 /// The default number of random clusters.
 const CLUSTERS: u64 = 4000;
@@ -95,6 +98,20 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
         for source in &reference::random::sources(frontend) {
             let wanted = reference::verdict(frontend, source, here);
             let found = verdict(&maps, key, source, here);
+            if let (ConnectionSource::Outside(ip), Verdict::To(backends)) = (source, &found)
+                && !is_own(*ip, here)
+            {
+                let of_each = |backend: &SocketAddr| {
+                    reference::is_masqueraded(frontend, *ip, backend.ip(), here)
+                };
+                let wanted = backends.iter().filter(|it| of_each(it)).copied().collect();
+                let found = packets::masqueraded(&maps, key, *ip, here);
+                ensure!(
+                    found == wanted,
+                    "{key} ({:?}) from {ip}: {found:?} are masqueraded, expected {wanted:?}",
+                    frontend.kind
+                );
+            }
             ensure!(
                 found == wanted,
                 "{key} ({:?}, {:?}) from {source:?}: {found:?}, expected {wanted:?}",
@@ -236,59 +253,6 @@ fn receive<K: ApiObject + Serialize>(objects: &[K]) -> Result<Vec<Object>> {
     Ok(arrived)
 }
 
-/// Implements `Maps` for the maps in memory. Both the random number and the round-robin counter are always
-/// the number of the slot to try.
-struct MapsInMemory<'a> {
-    maps: &'a Memory,
-    slot: Cell<u32>,
-}
-
-impl Maps for MapsInMemory<'_> {
-    fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
-        self.maps.frontend_keys.get(key).copied()
-    }
-
-    fn frontend(&self, index: u32) -> Option<&service::Frontend> {
-        self.maps.frontends.get(&index)
-    }
-
-    fn slot(&self, index: u32) -> Option<&service::Slot> {
-        self.maps.slots.get(&index)
-    }
-
-    fn source_range(&self, index: u32) -> Option<&service::SourceRange> {
-        self.maps.source_ranges.get(&index)
-    }
-
-    fn backend(&self, index: u32) -> Option<&service::Backend> {
-        self.maps.backends.get(&index)
-    }
-
-    fn affinity(&self, _: &AffinityKey) -> Option<&Affinity> {
-        None
-    }
-
-    fn insert_affinity(&self, _: &Affinity, _: bool) -> bool {
-        true
-    }
-
-    fn open_connections(&self, _: u32) -> u64 {
-        0
-    }
-
-    fn next_round_robin(&self, _: u32) -> Option<u32> {
-        Some(self.slot.get())
-    }
-
-    fn random(&self) -> u32 {
-        self.slot.get()
-    }
-
-    fn now(&self) -> u64 {
-        0
-    }
-}
-
 /// Implements `ClientContext` for the source of a connection.
 struct ClientOfConnection<'a> {
     source: &'a ConnectionSource,
@@ -322,6 +286,10 @@ impl ClientContext for ClientOfConnection<'_> {
     }
 }
 
+fn is_own(ip: IpAddr, here: &LocalNode) -> bool {
+    here.addresses.contains(&ip)
+}
+
 /// Returns the verdict on a new connection. It is reached as in Culvert's BPF programs, once for each slot in
 /// the backend set, to find all the backends that they may choose.
 fn verdict(
@@ -330,15 +298,15 @@ fn verdict(
     source: &ConnectionSource,
     here: &LocalNode,
 ) -> Verdict {
-    let is_own = |ip: &IpAddr| here.addresses.contains(ip);
     let traffic = match source {
-        ConnectionSource::Outside(ip) if !is_own(ip) => Traffic::Packets,
+        ConnectionSource::Outside(ip) if !is_own(*ip, here) => {
+            return packets::verdict(maps, key, *ip, here);
+        }
         ConnectionSource::NodeSocket
         | ConnectionSource::PodSocket(_)
         | ConnectionSource::Outside(_) => Traffic::Sockets,
     };
-    let slot = Cell::new(0);
-    let maps_in_memory = MapsInMemory { maps, slot };
+    let maps_in_memory = MapsInMemory::new(maps, here);
     let client = ClientOfConnection { source, here };
     let record = match decide::find_frontend(&maps_in_memory, &client, key, traffic) {
         Lookup::Found(record) => record,

@@ -6,7 +6,8 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tunnel_reference::{
-    Cluster, ExternalIps, LocalNode, NodePortEntry, OwnAddresses, TopologyKeys, address::Cidr,
+    Cluster, ExternalIps, LocalNode, LocalSenders, NodePortEntry, OwnAddresses, TopologyKeys,
+    address::Cidr,
 };
 
 use crate::{ADDRESSES, random_clusters};
@@ -92,6 +93,8 @@ fn here(config: &Path) -> Result<LocalNode> {
             Some("honor") => TopologyKeys::Honor,
             _ => TopologyKeys::Ignore,
         },
+        local_senders: LocalSenders::InRanges(Vec::new()),
+        masquerade_all: false,
     })
 }
 

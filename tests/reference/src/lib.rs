@@ -14,15 +14,16 @@
 //! - `pools`: the endpoints that OpenYurt's topology filter hides from a node
 //! - `health`: health check node ports
 //! - `verdict`: the outcome of a new connection to a frontend
+//! - `masquerade`: the connections whose backend sees the node's address
 //! - [`random`]: random clusters
 //!
-//! The model omits rules that don't depend on objects: the choice among backends, masquerading, existing
-//! flows, addresses in a ServiceCIDR that belong to no Service, and VIPs that a local process listens on.
+//! The model omits rules that don't depend on objects: the choice among backends, existing flows, addresses in a ServiceCIDR that belong to no Service, and VIPs that a local process listens on.
 
 pub mod address;
 mod destinations;
 mod endpoints;
 mod health;
+mod masquerade;
 mod node;
 mod objects;
 mod pools;
@@ -48,6 +49,7 @@ use self::{
 };
 pub use self::{
     health::{HealthCheck, health_check_node_ports},
+    masquerade::is_masqueraded,
     verdict::{ConnectionSource, Verdict, verdict},
 };
 
@@ -76,6 +78,18 @@ pub struct LocalNode {
     pub external_ips: ExternalIps,
     pub own_addresses: OwnAddresses,
     pub topology_keys: TopologyKeys,
+    pub local_senders: LocalSenders,
+    pub masquerade_all: bool,
+}
+
+/// The setting that decides which senders are pods (contract §6b, "local detector modes").
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum LocalSenders {
+    /// Those with an address in a range. If an address family has no range, its senders are not distinguished, as with no
+    /// ranges at all.
+    InRanges(Vec<Cidr>),
+    /// Those behind certain links of the node, which are no uplinks: no packet that arrives on an uplink is one of them.
+    BehindLinks,
 }
 
 /// An entry of `nodePortAddresses`.

@@ -15,7 +15,10 @@ mod slice;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use fastrand::Rng;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -67,23 +70,26 @@ pub fn cluster(rng: &mut Rng) -> (Cluster, LocalNode) {
     (cluster, here)
 }
 
-/// Returns clients in a frontend's address family: a socket on the node, sockets in pods, and outside
-/// addresses. Some of them are in source ranges that [`cluster`] generates, and some are not.
+/// Returns clients in a frontend's address family: a socket on the node, sockets in pods, and addresses from which packets
+/// arrive: of hosts outside, of a pod on another node, and of a backend. Some of them are in source ranges that [`cluster`]
+/// generates, and some are not.
 #[must_use]
 pub fn sources(frontend: &Frontend) -> Vec<ConnectionSource> {
     let (pods, outside) = match Family::of(frontend.address) {
         Family::Ipv4 => (
             ["10.244.0.200", "172.20.0.9"],
-            ["192.0.2.7", "192.168.0.99", "10.1.2.3"],
+            ["192.0.2.7", "192.168.0.99", "10.1.2.3", "10.244.9.9"],
         ),
         Family::Ipv6 => (
             ["fd24::200", "fd25::9"],
-            ["2001:db8:c::7", "fd00::99", "fd10::3"],
+            ["2001:db8:c::7", "fd00::99", "fd10::3", "fd24::909"],
         ),
     };
     let mut sources = vec![ConnectionSource::NodeSocket];
     sources.extend(addresses(&pods).map(ConnectionSource::PodSocket));
     sources.extend(addresses(&outside).map(ConnectionSource::Outside));
+    let backend = frontend.cluster.first().map(SocketAddr::ip);
+    sources.extend(backend.map(ConnectionSource::Outside));
     sources
 }
 

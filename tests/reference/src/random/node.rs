@@ -9,7 +9,7 @@ use k8s_openapi::{
 
 use super::{Generator, ZONES, add_label};
 use crate::{
-    ExternalIps, LocalNode, NodePortEntry, OwnAddresses, TopologyKeys,
+    ExternalIps, LocalNode, LocalSenders, NodePortEntry, OwnAddresses, TopologyKeys,
     address::{Cidr, parse},
 };
 
@@ -94,7 +94,21 @@ pub(super) fn here(generator: &mut Generator<'_>) -> LocalNode {
         external_ips: generator.pick([ExternalIps::Any, ExternalIps::Any, ExternalIps::Owned]),
         own_addresses: generator.pick([OwnAddresses::Refuse, OwnAddresses::Serve]),
         topology_keys: generator.pick([TopologyKeys::Ignore, TopologyKeys::Honor]),
+        local_senders: local_senders(generator),
+        masquerade_all: generator.one_in(4),
     }
+}
+
+/// Returns ranges of pods, some of which contain a source, or a family of which has none.
+fn local_senders(generator: &mut Generator<'_>) -> LocalSenders {
+    if generator.one_in(5) {
+        return LocalSenders::BehindLinks;
+    }
+    let ranges = generator.subset(
+        ["10.244.0.0/16", "10.1.0.0/24", "fd24::/16", "fd10::3/128"],
+        2,
+    );
+    LocalSenders::InRanges(ranges.iter().filter_map(|it| Cidr::parse(it)).collect())
 }
 
 /// Returns the loopback addresses, the internal addresses in the Node object (rarely without one of them, as

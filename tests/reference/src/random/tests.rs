@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
     AddressKind, Cluster, ConnectionSource, Frontend, LocalNode, OwnAddresses, Policy,
-    TopologyKeys, Verdict, frontends, health_check_node_ports, random, verdict,
+    TopologyKeys, Verdict, frontends, health_check_node_ports, is_masqueraded, random, verdict,
 };
 
 const SEEDS: u64 = 400;
@@ -87,6 +87,7 @@ fn every_corner_case_is_in_some_cluster() {
         for frontend in all.values() {
             for source in random::sources(frontend) {
                 record(verdict_of(frontend, &source, &here));
+                masquerades(frontend, &source, &here).for_each(&mut record);
             }
             for trait_ in traits(frontend) {
                 record(format!("{:?}, {trait_}", frontend.kind));
@@ -137,6 +138,24 @@ fn every_corner_case_is_in_some_cluster() {
         missing.is_empty(),
         "corner cases that occur less than 3 times: {missing:#?} in {seen:#?}"
     );
+}
+
+/// Describes whether packets from a source are masqueraded on their way to each endpoint.
+fn masquerades(
+    frontend: &Frontend,
+    source: &ConnectionSource,
+    here: &LocalNode,
+) -> impl Iterator<Item = String> {
+    let outside = match source {
+        ConnectionSource::Outside(ip) => Some(*ip),
+        ConnectionSource::NodeSocket | ConnectionSource::PodSocket(_) => None,
+    };
+    outside.into_iter().flat_map(move |ip| {
+        frontend.cluster.iter().map(move |backend| {
+            let is_masqueraded = is_masqueraded(frontend, ip, backend.ip(), here);
+            format!("{:?}, masqueraded: {is_masqueraded}", frontend.kind)
+        })
+    })
 }
 
 fn verdict_of(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> String {
@@ -257,6 +276,8 @@ fn expected_corners() -> Vec<String> {
             "Cluster, outside: the cluster set",
             "Local, outside: the local set",
             "Local, outside: dropped",
+            "masqueraded: true",
+            "masqueraded: false",
         ] {
             expected.push(format!("{kind:?}, {corner}"));
         }

@@ -23,6 +23,7 @@ use tunnel_tests::{
 use self::{
     nodes::{Nodes, Place, Translator},
     program_times::ProgramTimes,
+    refusals::Refusals,
 };
 use crate::{
     connect::real_time_prefix,
@@ -31,6 +32,7 @@ use crate::{
 
 mod nodes;
 mod program_times;
+mod refusals;
 
 /// The CPU that everything on the path of a request shares.
 const CPU: u32 = 0;
@@ -122,7 +124,15 @@ struct Medians {
 struct Measurements {
     rounds: u32,
     lines: Vec<Medians>,
+    #[serde(flatten)]
+    times: Times,
+}
+
+/// The times that are measured apart from requests.
+#[derive(Serialize)]
+struct Times {
     programs: ProgramTimes,
+    refusals: Vec<Refusals>,
 }
 
 /// Runs the benchmark and prints the results. A failed request is an error; with `check`, so is a missed target.
@@ -174,12 +184,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .map(|at| medians(&rows, at, &rounds))
         .collect();
     let failures: u64 = lines.iter().map(|line| line.failures).sum();
-    let verdicts = verdicts(&lines, &rounds, &programs);
-    let text = text(options.rounds, &lines, &programs);
+    let of_culvert = rows.iter().find(|row| row.culvert.is_some());
+    let refusals = of_culvert.map_or(Ok(Vec::new()), |row| refusals::measure(&row.client))?;
+    let times = Times { programs, refusals };
+    let verdicts = verdicts(&lines, &rounds, &times);
+    let text = text(options.rounds, &lines, &times);
     let measured = Measurements {
         rounds: options.rounds,
         lines,
-        programs,
+        times,
     };
     let judged = options.common.report(&measured, &text, &verdicts);
     ensure!(failures == 0, "{failures} requests failed");
@@ -294,7 +307,7 @@ fn rate_ratio(rounds: &[Vec<Report>], at: usize, to: usize) -> u64 {
     median(ratios)
 }
 
-fn verdicts(lines: &[Medians], rounds: &[Vec<Report>], programs: &ProgramTimes) -> Vec<Verdict> {
+fn verdicts(lines: &[Medians], rounds: &[Vec<Report>], times: &Times) -> Vec<Verdict> {
     let find = |variant: &str, path| {
         let found = |line: &Medians| line.variant == variant && line.path == path;
         lines.iter().position(found)
@@ -352,11 +365,12 @@ fn verdicts(lines: &[Medians], rounds: &[Vec<Report>], programs: &ProgramTimes) 
             verdicts.push(Verdict::new(target, thousandths(value), value > 1000));
         }
     }
-    verdicts.extend(programs.verdicts());
+    verdicts.extend(times.programs.verdicts());
+    verdicts.extend(times.refusals.iter().map(Refusals::verdict));
     verdicts
 }
 
-fn text(rounds: u32, lines: &[Medians], programs: &ProgramTimes) -> String {
+fn text(rounds: u32, lines: &[Medians], times: &Times) -> String {
     let columns: [Column<Medians>; 5] = [
         ("", |line| line.label.clone()),
         ("requests/s", |line| line.requests_per_second.to_string()),
@@ -365,9 +379,11 @@ fn text(rounds: u32, lines: &[Medians], programs: &ProgramTimes) -> String {
         ("p99", |line| microseconds(line.p99_ns)),
     ];
     let table = format_table(lines, &columns);
+    let refusals = times.refusals.iter().map(Refusals::to_string);
+    let (programs, refusals) = (times.programs, refusals.collect::<String>());
     format!(
         "medians of {rounds} rounds; a request is a connection, a byte there and a byte back; client, node and \
-         server share a CPU; nft and iptables: rules of kube-proxy's shape, one endpoint each\n{table}{programs}"
+         server share a CPU; nft and iptables: rules of kube-proxy's shape, one endpoint each\n{table}{programs}{refusals}"
     )
 }
 

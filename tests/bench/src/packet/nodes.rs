@@ -22,6 +22,7 @@ use tunnel_tests::{
     wait,
 };
 
+use super::refusals;
 use crate::services::{files_of, service};
 
 /// The node's address.
@@ -300,6 +301,7 @@ fn translate(
             for file in files {
                 node.apply(file)?;
             }
+            node.apply(refusals::service())?;
             node.start()?;
             Ok((format!("{services} services"), None))
         }

@@ -2,7 +2,7 @@
 
 use std::{
     net::{SocketAddr, TcpStream, UdpSocket},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
@@ -43,6 +43,8 @@ struct OpenFlows {
     udp: Vec<UdpSocket>,
     /// The number of times that each of them has exchanged data.
     rounds: AtomicUsize,
+    /// True if one of them has failed.
+    is_broken: AtomicBool,
 }
 
 impl OpenFlows {
@@ -59,11 +61,18 @@ impl OpenFlows {
             tcp: tcp.collect::<Result<_, _>>()?,
             udp: udp.collect::<Result<_, _>>()?,
             rounds: AtomicUsize::new(0),
+            is_broken: AtomicBool::new(false),
         })
     }
 
     /// Exchanges data over each of the flows, again and again.
     fn talk(&self, stop: &StopSignal) -> Result<()> {
+        let talked = self.talk_until_stopped(stop);
+        self.is_broken.store(talked.is_err(), Ordering::Relaxed);
+        talked
+    }
+
+    fn talk_until_stopped(&self, stop: &StopSignal) -> Result<()> {
         while !stop.is_stopped() {
             for (number, stream) in self.tcp.iter().enumerate() {
                 let name = http::get(stream).with_context(|| format!("connection {number}"))?;
@@ -83,8 +92,16 @@ impl OpenFlows {
         // The round that has begun may have passed some flows before.
         let wanted = self.rounds.load(Ordering::Relaxed) + 2;
         let timeout = LoadScale::from_environment().timeout(ROUND_TIMEOUT);
-        wait::until(timeout, || self.rounds.load(Ordering::Relaxed) >= wanted)
-            .context("the open flows stand still")
+        wait::until(timeout, || {
+            let rounds = self.rounds.load(Ordering::Relaxed);
+            rounds >= wanted || self.is_broken.load(Ordering::Relaxed)
+        })
+        .context("the open flows stand still")?;
+        ensure!(
+            !self.is_broken.load(Ordering::Relaxed),
+            "an open flow broke"
+        );
+        Ok(())
     }
 }
 

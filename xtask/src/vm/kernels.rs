@@ -20,6 +20,9 @@ pub(crate) struct Series {
     pub(super) package_prefixes: &'static [&'static str],
     /// The kernel to use if it is available. A series without a pinned kernel uses its newest one.
     pub(super) pinned: Option<PinnedKernel>,
+    /// The modules whose netns tests run on every change; `None`: all. A kernel that has no feature of its own, but those
+    /// of its neighbours, needs only those modules that load each variant and run each program.
+    pub(super) modules: Option<&'static [&'static str]>,
 }
 
 /// A kernel in a single package with a known hash.
@@ -58,6 +61,7 @@ pub(crate) static ALL_SERIES: [Series; 4] = [
             package: "5.10.262-1",
             sha256: "18d94781d1b3052e21967ac2262239e5f14fbf511d6c3e110629d7aa35340760",
         }),
+        modules: None,
     },
     Series {
         name: "6.1",
@@ -70,6 +74,17 @@ pub(crate) static ALL_SERIES: [Series; 4] = [
             package: "6.1.192-2",
             sha256: "e7d02b943971edcb8790e256c02cfab3bca6c3d37c1bf25392a57c71300615ee",
         }),
+        // It sets errors as 6.12 does, and attaches filters as 5.10 does.
+        modules: Some(&[
+            "features",
+            "guard",
+            "hooks",
+            "map_layouts",
+            "packets",
+            "refusals_by_retval",
+            "restart",
+            "socket_termination",
+        ]),
     },
     Series {
         name: "6.12",
@@ -82,6 +97,7 @@ pub(crate) static ALL_SERIES: [Series; 4] = [
             package: "6.12.117-1~deb12u1",
             sha256: "5195b288dec79e2981d6b84457f38b7ce7310a2d702930ec7d07209c7f78ce37",
         }),
+        modules: None,
     },
     Series {
         name: "newest",
@@ -90,6 +106,7 @@ pub(crate) static ALL_SERIES: [Series; 4] = [
         release_prefix: "",
         package_prefixes: SPLIT_PACKAGES,
         pinned: None,
+        modules: None,
     },
 ];
 
@@ -166,6 +183,12 @@ pub(super) fn select(names: &[String], all: bool) -> Result<Vec<&'static Series>
         }
     };
     Ok(ALL_SERIES.iter().filter(is_selected).collect())
+}
+
+/// Returns the modules whose netns tests run on a kernel for every change, or `None` for all.
+pub(super) fn modules(series: &str) -> Option<&'static [&'static str]> {
+    let found = ALL_SERIES.iter().find(|it| it.name == series)?;
+    found.modules
 }
 
 #[cfg(test)]

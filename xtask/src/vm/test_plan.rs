@@ -53,7 +53,7 @@ pub(crate) struct Plan {
 }
 
 /// The tests to run, by their full names.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct TestSelection {
     packet: Vec<String>,
     netns: Vec<String>,
@@ -89,6 +89,20 @@ impl TestSelection {
             selection.packet.is_empty() && selection.netns.is_empty() && selection.race.is_empty();
         ensure!(!is_empty, "no test has {} in its name", filter.join(" or "));
         Ok(selection)
+    }
+
+    /// Returns the same selection with only those netns tests that are in one of the modules.
+    pub(crate) fn in_modules(&self, modules: &[&str]) -> Self {
+        let is_in = |name: &String| {
+            let module = name.split("::").next();
+            module.is_some_and(|module| modules.contains(&module))
+        };
+        let only = |names: &[String]| names.iter().filter(|it| is_in(it)).cloned().collect();
+        Self {
+            netns: only(&self.netns),
+            race: only(&self.race),
+            ..self.clone()
+        }
     }
 
     /// Returns the plans for virtual machines with one CPU, which contain all tests that do not need two. If

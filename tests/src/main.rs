@@ -74,6 +74,9 @@ enum Command {
         /// The names of the links.
         #[arg(required = true)]
         links: Vec<String>,
+        /// Attach filters, also if the kernel has tcx links.
+        #[arg(long)]
+        filter: bool,
     },
     /// Create one end of a link whose packets have no link-layer header, until this process is killed.
     Tun(commands::tun::Options),
@@ -127,7 +130,7 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Verify => commands::verify::run(),
         Command::Tun(options) => commands::tun::run(&options),
-        Command::AttachEmpty { links } => commands::empty_programs::attach(&links),
+        Command::AttachEmpty { links, filter } => commands::empty_programs::attach(&links, filter),
         Command::RaceRead(plan) => print(&race::run(&plan)?),
     }
 }

@@ -6,11 +6,14 @@
 //! - `route_sync`: maintains the routes that make the steering prefixes local, and the file that records them
 //! - `steering_route`: a route that makes a steering prefix local
 //! - `packets`: keeps the programs that translate packets attached to the uplinks
+//! - `filters`: lists the filters of others on uplinks
+//! - `link_header`: the link-layer headers of packets
 //! - `snapshot`: the links, addresses and routes at one point in time (pure)
 //! - `netlink`: queries rtnetlink, and changes routes
 //! - `sock_diag`: lists and ends the sockets in a network namespace
 //! - `local_listeners`: finds local listeners on given addresses and ports
 
+mod filters;
 mod follower;
 mod link_header;
 mod local_listeners;
@@ -40,6 +43,7 @@ use tunnel_common::{addr::Address, steering::Prefix};
 use self::netlink::RouteSocket;
 pub(crate) use self::sock_diag::messages_in;
 pub use self::{
+    filters::FILTER_HANDLE,
     follower::{LinkClassifier, NetworkFollower, NetworkState},
     local_listeners::Listeners,
     netlink::NetError,

@@ -4,13 +4,14 @@ use std::{
     fs,
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
 };
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
     culvert_instance, log,
     manifest::{Protocol, Service},
-    sandbox::{Process, Sandbox},
+    sandbox::{Command, Process, Sandbox},
     wait,
 };
 
@@ -66,6 +67,51 @@ fn new_uplinks_get_programs_and_ports_are_left_out() -> Result<()> {
     wait::until(CHANGE_TIMEOUT, || pin.exists()).with_context(|| format!("no {}", pin.display()))
 }
 
+#[test]
+fn programs_and_filters_of_others_on_uplinks_are_named() -> Result<()> {
+    let scene = configured("uplinks: [uplink, more]")?;
+    let host = scene.node.host();
+    run(host, "ip link add more type veth peer name more-peer")?;
+    run(host, "ip link set more up")?;
+    let directory = scene.node.network().lab().directory();
+    let attach = |output: &str, arguments: &[&str]| {
+        let command = host.lab_command(&[&["attach-empty"], arguments].concat())?;
+        start_and_wait(command, &directory.join(output), "attached")
+    };
+    let _others = [
+        attach("program.log", &["uplink"])?,
+        attach("filter.log", &["--filter", "more"])?,
+    ];
+    scene.node.start()?;
+    for (uplink, direction) in [
+        ("uplink", "ingress"),
+        ("uplink", "egress"),
+        ("more", "ingress"),
+        ("more", "egress"),
+    ] {
+        let other = format!("program empty on {uplink} ({direction})");
+        let is_named = || {
+            let status = scene.node.culvert(&["status"]);
+            status.is_ok_and(|status| status.stdout.contains(&other))
+        };
+        wait::until(CHANGE_TIMEOUT, is_named).with_context(|| format!("{other} is not named"))?;
+    }
+    let others = scene.node.status()?["packets"]["others"].clone();
+    ensure_eq(
+        "programs of others",
+        others.as_array().map(Vec::len),
+        Some(4),
+    )
+}
+
+/// Starts a command, and waits until its output contains a word.
+fn start_and_wait(command: Command<'_>, output: &Path, word: &str) -> Result<Process> {
+    let process = command.log(log::append(output)?).start()?;
+    let has_word = || fs::read_to_string(output).is_ok_and(|it| it.contains(word));
+    wait::until(CHANGE_TIMEOUT, has_word).with_context(|| format!("not {word}"))?;
+    Ok(process)
+}
+
 /// The node's addresses on the link `tun`.
 const NEAR: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
@@ -80,14 +126,11 @@ fn remote_behind_tun(scene: &Scene) -> Result<(Sandbox, [Process; 2])> {
     let end = |sandbox: &Sandbox, own: &str, peer: &str, [v4, v6]: [IpAddr; 2]| -> Result<_> {
         let path = |name: &str| directory.join(name).display().to_string();
         let output = directory.join(format!("{own}.log"));
-        let process = sandbox
+        let create = sandbox
             .lab_command(&["tun", "--name", "tun"])?
             .option("--own", path(own))
-            .option("--peer", path(peer))
-            .log(log::append(&output)?)
-            .start()?;
-        let is_created = || fs::read_to_string(&output).is_ok_and(|it| it.contains("created"));
-        wait::until(CHANGE_TIMEOUT, is_created).context("no tun device")?;
+            .option("--peer", path(peer));
+        let process = start_and_wait(create, &output, "created")?;
         sandbox.ip(&format!(
             "link set lo up\n\
              link set tun up\n\

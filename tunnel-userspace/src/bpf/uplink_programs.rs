@@ -26,9 +26,10 @@ use super::{
     programs::{Programs, to_io_error},
     sys::{self, LinkTarget},
 };
+use crate::net::FILTER_HANDLE;
 
-/// The filters' handle, which the kernel never allocates itself.
-const HANDLE: TcHandle = TcHandle::new(0, 0xc01e);
+/// The filters' handle.
+const HANDLE: TcHandle = TcHandle::new(0, FILTER_HANDLE);
 
 /// The maximum number of bytes by which a program makes a frame longer: an IPv6 header, and the header of an ICMP error.
 const MAX_GROWTH: usize = 48;

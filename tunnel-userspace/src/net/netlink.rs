@@ -8,7 +8,7 @@ use rtnetlink::{
     packet_core::NetlinkMessage,
     packet_route::{
         AddressFamily, RouteNetlinkMessage, address::AddressMessage, link::LinkMessage,
-        route::RouteMessage,
+        route::RouteMessage, tc::TcMessage,
     },
 };
 use tokio::task::JoinSet;
@@ -139,6 +139,23 @@ impl RouteSocket {
         };
         let messages = messages.map(|(message, _)| message);
         Ok((kernel, Box::new(messages)))
+    }
+
+    /// Queries the filters at tc ingress or egress of a link.
+    pub(super) async fn filters(
+        &self,
+        link: u32,
+        is_ingress: bool,
+    ) -> Result<Vec<TcMessage>, NetError> {
+        let link = i32::try_from(link).unwrap_or(i32::MAX);
+        let request = self.handle.traffic_filter(link).get();
+        let request = if is_ingress {
+            request.ingress()
+        } else {
+            request.egress()
+        };
+        let filters = request.execute().try_collect().await;
+        filters.map_err(failed("list the filters"))
     }
 
     /// Queries the current links and addresses, and the routes if `with_routes` is true.

@@ -12,7 +12,10 @@ use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
 use tunnel_common::{locality, service::SourceRange, steering::Prefix};
 
-use super::{CheckSchedule, NetworkState, link_header::LinkHeader, uplinks::PodRanges};
+use super::{
+    CheckSchedule, NetworkState, filters, link_header::LinkHeader, netlink::RouteSocket,
+    uplinks::PodRanges,
+};
 use crate::{drain, error_chain::chain};
 
 /// This node's addresses that stand for clients on a link.
@@ -154,6 +157,8 @@ pub struct PacketLinks<K> {
     network: watch::Receiver<NetworkState>,
     settings: PacketLinkSettings,
     view: watch::Sender<PacketsView>,
+    /// Descriptions of the filters of others on the uplinks, as of the last time that they were listed.
+    filters: Vec<String>,
 }
 
 impl<K: UplinkTranslation> PacketLinks<K> {
@@ -170,6 +175,7 @@ impl<K: UplinkTranslation> PacketLinks<K> {
             network,
             settings,
             view,
+            filters: Vec::new(),
         }
     }
 
@@ -223,7 +229,7 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         let view = PacketsView {
             enabled: true,
             uplinks: uplinks.values().cloned().collect(),
-            others: self.programs.others(&uplinks),
+            others: [self.programs.others(&uplinks), self.filters.clone()].concat(),
             warnings: warnings.chain(forwarding_warnings(&uplinks)).collect(),
             problem: (!is_well).then(|| problems.join("; ")),
         };
@@ -243,9 +249,20 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         is_well
     }
 
+    /// Lists the filters of others on the uplinks.
+    async fn list_filters(&mut self, kernel: &RouteSocket) {
+        let uplinks = self.network.borrow().links.uplinks.clone();
+        self.filters = filters::others(kernel, &uplinks).await;
+    }
+
     /// Runs until the drain begins. The programs stay attached.
     pub async fn run(mut self, mut draining: watch::Receiver<bool>) {
         let mut schedule = CheckSchedule::new(self.settings.check_interval);
+        let kernel = RouteSocket::open();
+        if let Err(error) = &kernel {
+            warn!(error = chain(error), "the filters of others are not shown");
+        }
+        schedule.check_now();
         loop {
             tokio::select! {
                 biased;
@@ -253,6 +270,9 @@ impl<K: UplinkTranslation> PacketLinks<K> {
                 // The follower stops only when the drain begins.
                 Ok(()) = self.network.changed() => schedule.check_now(),
                 () = sleep_until(schedule.next) => {
+                    if let Ok(kernel) = &kernel {
+                        self.list_filters(kernel).await;
+                    }
                     let is_well = self.check(schedule.begin());
                     schedule.end(is_well);
                 }

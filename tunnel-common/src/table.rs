@@ -186,7 +186,8 @@ const MAX_UPLINKS: u32 = 256;
 
 maps! {
     /// Maps each frontend key to the index of its record.
-    SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::Probe));
+    SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::Probe))
+        .with_flags(NO_PREALLOC);
     /// The frontends' records.
     FRONTENDS = Map::new::<u32, Frontend>("frontends", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
     /// The slots in the backend sets.

@@ -36,9 +36,12 @@ pub(crate) use self::{
 };
 use crate::context;
 
+/// Entries are allocated on demand.
+const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
+
 // A size of 1 is a placeholder. The loader sets the actual size from the config and the number of CPUs.
 #[btf_map(name = "services")]
-static SERVICES: HashMap<FrontendKey, u32, 1> = HashMap::new();
+static SERVICES: HashMap<FrontendKey, u32, 1, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "frontends")]
 static FRONTENDS: Array<Frontend, 1> = Array::new();
 #[btf_map(name = "slots")]

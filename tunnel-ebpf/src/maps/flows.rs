@@ -19,10 +19,8 @@ use tunnel_common::{
     service::SourceRange,
 };
 
-use super::{KernelMaps, NOEXIST};
+use super::{KernelMaps, NO_PREALLOC, NOEXIST};
 use crate::context;
-
-const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
 
 #[btf_map(name = "flows")]
 static FLOWS: HashMap<FlowKey, Flow, 1, NO_PREALLOC> = HashMap::new();

@@ -10,6 +10,8 @@ use tunnel_common::{
     origin::{Origin, Overflow, OverflowKey},
 };
 
+use super::NO_PREALLOC;
+
 #[btf_map(name = "older_few")]
 static OLDER_FEW: SkStorage<OlderFew> = SkStorage::new();
 #[btf_map(name = "older_many")]
@@ -19,7 +21,6 @@ static OLDER_SHARED: HashMap<OverflowKey, OlderShared, 1, NO_PREALLOC> = HashMap
 #[btf_map(name = "overflow")]
 static OVERFLOW: LruHashMap<OverflowKey, Overflow, 1, NO_COMMON_LRU> = LruHashMap::new();
 
-const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
 const NO_COMMON_LRU: usize = aya_ebpf::bindings::BPF_F_NO_COMMON_LRU as usize;
 
 /// Returns a socket's value in `older_few`. The caller must not hold another reference to it.

@@ -164,7 +164,15 @@ fn write(path: &Path, svg: &str) -> Result<()> {
 
 /// Substrings that mark a row as something that Culvert is compared with. Rows whose label contains one have
 /// grey bars.
-const COMPARISONS: [&str; 6] = ["bare", "direct", "iptables", "kube-proxy", "nft", "plain"];
+const COMPARISONS: [&str; 7] = [
+    "bare",
+    "direct",
+    "empty",
+    "iptables",
+    "kube-proxy",
+    "nft",
+    "plain",
+];
 
 /// The widths, in pixels, of a chart, its labels and its longest bar.
 const WIDTH: f64 = 760.0;

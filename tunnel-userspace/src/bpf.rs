@@ -67,7 +67,7 @@ pub use self::{
     attach::{AttachError, Attached},
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
-    data_path::{DataPath, LoadError, OBJECT},
+    data_path::{DataPath, LoadError, OBJECT, release_object},
     flow_map::{KernelFlows, MovingFlows},
     globals::{Globals, PacketSettings, ProgramSettings},
     guard::Guard,

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
-    bpf::{Attachment, DataPath, Guard, RcuGrace},
+    bpf::{self, Attachment, DataPath, Guard, RcuGrace},
     clock::since_boot,
     config::{Config, DetectLocal, MasqueradeAddress},
     error_chain::chain,
@@ -354,6 +354,7 @@ fn start_translation(
             return;
         }
     };
+    bpf::release_object();
     let mut translation = translation.with_attachment(attachment.clone());
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);

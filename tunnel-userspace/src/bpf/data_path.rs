@@ -25,7 +25,7 @@ use super::{
     pin_directory::{PinDirectory, PinError},
     probe::Features,
     programs::{self, Programs},
-    sys::MapHandle,
+    sys::{self, MapHandle},
     translation::{self, Translation, WithoutEthernet},
     uplink_programs::UplinkPrograms,
 };
@@ -33,6 +33,11 @@ use crate::reconcile::{AdoptError, GracePeriod, MapSizes, ReadError, WriteError}
 
 /// The object that contains the kernel programs, compiled by the build script.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
+
+/// Releases the memory of [`OBJECT`] after all programs have been loaded. It is read again if it is needed.
+pub fn release_object() {
+    sys::release_pages(OBJECT);
+}
 
 /// An error that can occur when loading the data path.
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,7 @@ mod grace;
 mod loaded_objects;
 mod map_handle;
 mod mapped_counters;
+mod unused_pages;
 
 use std::{
     ffi::CString,
@@ -30,6 +31,7 @@ pub(super) use self::{
     },
     map_handle::MapHandle,
     mapped_counters::MappedCounters,
+    unused_pages::release as release_pages,
 };
 use super::map_spec::MapSpec;
 use crate::reconcile::ReadError;

@@ -14,6 +14,7 @@ use tunnel_common::{
     forward::{Flows, Insertion, Run, Step, steps},
     locality,
     packet::{Family, Packet, TcpFlags},
+    reason::Reason,
     service::{self, FrontendKey, SourceRange},
     steering::Prefix,
 };
@@ -169,7 +170,7 @@ impl Flows for MapsInMemory<'_> {
 
 /// Returns the verdict on a packet that begins a flow, and the backends to which it leaves with the node's address. The
 /// decision is made once for each slot in the backend set.
-fn decide(
+pub(crate) fn decide(
     maps: &Memory,
     key: &FrontendKey,
     source: IpAddr,
@@ -199,7 +200,13 @@ fn decide(
     for slot in 0..slots.max(1) {
         maps_in_memory.slot.set(slot);
         maps_in_memory.run.borrow_mut().start(&packet, 0);
-        match steps::choose(&maps_in_memory) {
+        let step = steps::choose(&maps_in_memory);
+        let reason = Reason::from_index(maps_in_memory.run.borrow().reason);
+        assert!(
+            !matches!(reason, Some(Reason::RecordInvalid | Reason::RecordUnstable)),
+            "the record of {key} has an invalid slot or backend, or another key"
+        );
+        match step {
             Step::Next => {
                 let flow = maps_in_memory.run.borrow().flow;
                 let (ip, port) = (flow.backend.address.to_ip(), flow.backend.port.to_host());
@@ -217,24 +224,4 @@ fn decide(
         }
     }
     (Verdict::To(backends), masqueraded)
-}
-
-/// Returns the verdict on a packet that begins a flow.
-pub(crate) fn verdict(
-    maps: &Memory,
-    key: &FrontendKey,
-    source: IpAddr,
-    here: &LocalNode,
-) -> Verdict {
-    decide(maps, key, source, here).0
-}
-
-/// Returns the backends to which packets leave with the node's address.
-pub(crate) fn masqueraded(
-    maps: &Memory,
-    key: &FrontendKey,
-    source: IpAddr,
-    here: &LocalNode,
-) -> BTreeSet<SocketAddr> {
-    decide(maps, key, source, here).1
 }

@@ -97,21 +97,17 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
         );
         for source in &reference::random::sources(frontend) {
             let wanted = reference::verdict(frontend, source, here);
-            let found = verdict(&maps, key, source, here);
-            if let (ConnectionSource::Outside(ip), Verdict::To(backends)) = (source, &found)
-                && !is_own(*ip, here)
-            {
-                let of_each = |backend: &SocketAddr| {
-                    reference::is_masqueraded(frontend, *ip, backend.ip(), here)
-                };
-                let wanted = backends.iter().filter(|it| of_each(it)).copied().collect();
-                let found = packets::masqueraded(&maps, key, *ip, here);
-                ensure!(
-                    found == wanted,
-                    "{key} ({:?}) from {ip}: {found:?} are masqueraded, expected {wanted:?}",
-                    frontend.kind
-                );
-            }
+            let found = match source {
+                ConnectionSource::Outside(ip) if !here.addresses.contains(ip) => {
+                    let (found, masqueraded) = packets::decide(&maps, key, *ip, here);
+                    expect_masqueraded(frontend, (*ip, here), &found, &masqueraded)
+                        .with_context(|| key.to_string())?;
+                    found
+                }
+                ConnectionSource::NodeSocket
+                | ConnectionSource::PodSocket(_)
+                | ConnectionSource::Outside(_) => verdict(&maps, key, source, here),
+            };
             ensure!(
                 found == wanted,
                 "{key} ({:?}, {:?}) from {source:?}: {found:?}, expected {wanted:?}",
@@ -122,6 +118,27 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
         }
     }
     Ok((wanted.len(), verdicts))
+}
+
+/// Fails unless exactly those backends are masqueraded that the model masquerades.
+fn expect_masqueraded(
+    frontend: &Frontend,
+    (source, here): (IpAddr, &LocalNode),
+    verdict: &Verdict,
+    masqueraded: &BTreeSet<SocketAddr>,
+) -> Result<()> {
+    let Verdict::To(backends) = verdict else {
+        return Ok(());
+    };
+    let is_masqueraded =
+        |backend: &&SocketAddr| reference::is_masqueraded(frontend, source, backend.ip(), here);
+    let wanted: BTreeSet<_> = backends.iter().filter(is_masqueraded).copied().collect();
+    ensure!(
+        *masqueraded == wanted,
+        "{:?}, from {source}: {masqueraded:?} are masqueraded, expected {wanted:?}",
+        frontend.kind
+    );
+    Ok(())
 }
 
 /// Sets the names of unnamed ports to the empty string, as the API server does (`SetDefaults_EndpointPort` in
@@ -286,11 +303,7 @@ impl ClientContext for ClientOfConnection<'_> {
     }
 }
 
-fn is_own(ip: IpAddr, here: &LocalNode) -> bool {
-    here.addresses.contains(&ip)
-}
-
-/// Returns the verdict on a new connection. It is reached as in Culvert's BPF programs, once for each slot in
+/// Returns the verdict on a new connection of a socket. It is reached as in Culvert's BPF programs, once for each slot in
 /// the backend set, to find all the backends that they may choose.
 fn verdict(
     maps: &Memory,
@@ -298,14 +311,7 @@ fn verdict(
     source: &ConnectionSource,
     here: &LocalNode,
 ) -> Verdict {
-    let traffic = match source {
-        ConnectionSource::Outside(ip) if !is_own(*ip, here) => {
-            return packets::verdict(maps, key, *ip, here);
-        }
-        ConnectionSource::NodeSocket
-        | ConnectionSource::PodSocket(_)
-        | ConnectionSource::Outside(_) => Traffic::Sockets,
-    };
+    let traffic = Traffic::Sockets;
     let maps_in_memory = MapsInMemory::new(maps, here);
     let client = ClientOfConnection { source, here };
     let record = match decide::find_frontend(&maps_in_memory, &client, key, traffic) {

@@ -14,8 +14,10 @@ use tunnel_common::{
     forward::{Flows, Insertion, Run, Step, steps},
     locality,
     packet::{Family, Packet, TcpFlags},
+    packet_link::PacketLink,
     reason::Reason,
     service::{self, FrontendKey, SourceRange},
+    service_range::ServiceRange,
     steering::Prefix,
 };
 use tunnel_reference::{LocalNode, LocalSenders, Verdict, address::Cidr};
@@ -29,13 +31,42 @@ pub(crate) struct MapsInMemory<'a> {
     maps: &'a Memory,
     pub(crate) slot: Cell<u32>,
     run: RefCell<Run>,
+    link: PacketLink,
     local_ranges: Vec<SourceRange>,
     masquerades_all: bool,
 }
 
+/// The link on which a packet arrives.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Link {
+    Uplink,
+    OfPod,
+}
+
+impl Link {
+    /// Returns what the programs know about the link.
+    fn known(self, here: &LocalNode) -> PacketLink {
+        let flags = match (self, &here.local_senders) {
+            (Self::Uplink, _) => 0,
+            (Self::OfPod, LocalSenders::BehindLinks) => {
+                PacketLink::LEADS_TO_PODS | PacketLink::LOCAL_SENDERS
+            }
+            (Self::OfPod, LocalSenders::InRanges(_)) => {
+                PacketLink::LEADS_TO_PODS | PacketLink::PRESUMED_LOCAL
+            }
+        };
+        PacketLink {
+            v4: Address::UNSPECIFIED,
+            v6: Address::UNSPECIFIED,
+            flags,
+        }
+    }
+}
+
 impl<'a> MapsInMemory<'a> {
-    pub(crate) fn new(maps: &'a Memory, here: &LocalNode) -> Self {
+    pub(crate) fn new(maps: &'a Memory, link: Link, here: &LocalNode) -> Self {
         Self {
+            link: link.known(here),
             maps,
             slot: Cell::new(0),
             run: RefCell::new(Run::new_zeroed()),
@@ -155,6 +186,15 @@ impl Flows for MapsInMemory<'_> {
         self.local_ranges.get(usize::try_from(index).ok()?)
     }
 
+    /// The model leaves packets to addresses and ports of no frontend alone.
+    fn service_range(&self, _: u32) -> Option<&ServiceRange> {
+        None
+    }
+
+    fn packet_link(&self, _: u32) -> Option<&PacketLink> {
+        Some(&self.link)
+    }
+
     fn masquerades_all(&self) -> bool {
         self.masquerades_all
     }
@@ -173,15 +213,17 @@ impl Flows for MapsInMemory<'_> {
 pub(crate) fn decide(
     maps: &Memory,
     key: &FrontendKey,
-    source: IpAddr,
+    (source, link): (IpAddr, Link),
     here: &LocalNode,
 ) -> (Verdict, BTreeSet<SocketAddr>) {
-    let maps_in_memory = MapsInMemory::new(maps, here);
+    let maps_in_memory = MapsInMemory::new(maps, link, here);
     let record = maps
         .frontend_keys
         .get(key)
         .and_then(|index| maps.frontends.get(index));
-    let slots = record.map_or(0, |record| Traffic::Packets.set(record).len);
+    let len = |traffic: Traffic| record.map_or(0, |record| traffic.set(record).len);
+    // The packets of pods use either set.
+    let slots = len(Traffic::Packets).max(len(Traffic::PodPackets));
     let packet = Packet {
         family: if source.is_ipv4() {
             Family::V4
@@ -195,6 +237,7 @@ pub(crate) fn decide(
         protocol: key.protocol,
         flags: TcpFlags::default(),
         transport_offset: 0,
+        is_fragment: false,
     };
     let (mut backends, mut masqueraded) = (BTreeSet::new(), BTreeSet::new());
     for slot in 0..slots.max(1) {

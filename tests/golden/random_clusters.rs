@@ -34,7 +34,7 @@ use tunnel_userspace::{
 
 use crate::{
     memory::Memory,
-    packets::{self, MapsInMemory},
+    packets::{self, Link, MapsInMemory},
     programmed,
 };
 
@@ -64,9 +64,7 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
     let wanted = reference::frontends(&cluster, here);
     let wanted: BTreeMap<FrontendKey, &Frontend> = wanted
         .iter()
-        .filter_map(|((ip, port, protocol), frontend)| {
-            Some((key(*ip, *port, *protocol)?, frontend))
-        })
+        .map(|((ip, port, protocol), frontend)| (key(*ip, *port, *protocol), frontend))
         .collect();
     let (maps, checks) = program(&cluster, here)?;
     ensure!(
@@ -99,9 +97,20 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
             let wanted = reference::verdict(frontend, source, here);
             let found = match source {
                 ConnectionSource::Outside(ip) if !here.addresses.contains(ip) => {
-                    let (found, masqueraded) = packets::decide(&maps, key, *ip, here);
-                    expect_masqueraded(frontend, (*ip, here), &found, &masqueraded)
-                        .with_context(|| key.to_string())?;
+                    let (found, masqueraded) =
+                        packets::decide(&maps, key, (*ip, Link::Uplink), here);
+                    let is_masqueraded = |to| reference::is_masqueraded(frontend, *ip, to, here);
+                    expect_masqueraded(&found, &masqueraded, is_masqueraded)
+                        .with_context(|| format!("{key} from {source:?}"))?;
+                    found
+                }
+                ConnectionSource::PodPacket(ip) => {
+                    let (found, masqueraded) =
+                        packets::decide(&maps, key, (*ip, Link::OfPod), here);
+                    let is_masqueraded =
+                        |to| reference::is_pod_masqueraded(frontend, *ip, to, here);
+                    expect_masqueraded(&found, &masqueraded, is_masqueraded)
+                        .with_context(|| format!("{key} from {source:?}"))?;
                     found
                 }
                 ConnectionSource::NodeSocket
@@ -122,21 +131,20 @@ pub(crate) fn compare(mut cluster: Cluster, here: &LocalNode) -> Result<(usize, 
 
 /// Fails unless exactly those backends are masqueraded that the model masquerades.
 fn expect_masqueraded(
-    frontend: &Frontend,
-    (source, here): (IpAddr, &LocalNode),
     verdict: &Verdict,
     masqueraded: &BTreeSet<SocketAddr>,
+    is_masqueraded: impl Fn(IpAddr) -> bool,
 ) -> Result<()> {
     let Verdict::To(backends) = verdict else {
         return Ok(());
     };
-    let is_masqueraded =
-        |backend: &&SocketAddr| reference::is_masqueraded(frontend, source, backend.ip(), here);
-    let wanted: BTreeSet<_> = backends.iter().filter(is_masqueraded).copied().collect();
+    let wanted = backends
+        .iter()
+        .filter(|backend| is_masqueraded(backend.ip()));
+    let wanted: BTreeSet<_> = wanted.copied().collect();
     ensure!(
         *masqueraded == wanted,
-        "{:?}, from {source}: {masqueraded:?} are masqueraded, expected {wanted:?}",
-        frontend.kind
+        "{masqueraded:?} are masqueraded, expected {wanted:?}"
     );
     Ok(())
 }
@@ -149,18 +157,14 @@ fn name_ports(slice: &mut EndpointSlice) {
     }
 }
 
-/// Returns a frontend's key, or `None` for SCTP, which Culvert does not translate at sockets.
-fn key(ip: IpAddr, port: u16, protocol: Protocol) -> Option<FrontendKey> {
+/// Returns a frontend's key.
+fn key(ip: IpAddr, port: u16, protocol: Protocol) -> FrontendKey {
     let protocol = match protocol {
         Protocol::Tcp => addr::Protocol::TCP,
         Protocol::Udp => addr::Protocol::UDP,
-        Protocol::Sctp => return None,
+        Protocol::Sctp => addr::Protocol::SCTP,
     };
-    Some(FrontendKey::new(
-        Address::from_ip(ip),
-        Port::from_host(port),
-        protocol,
-    ))
+    FrontendKey::new(Address::from_ip(ip), Port::from_host(port), protocol)
 }
 
 /// Programs a cluster's objects into maps in memory, as on a node. Returns the maps and the health checks.
@@ -177,6 +181,7 @@ fn program(cluster: &Cluster, here: &LocalNode) -> Result<(Memory, Arc<HealthChe
             reference::OwnAddresses::Refuse => NodeAddresses::Refuse,
             reference::OwnAddresses::Serve => NodeAddresses::Serve,
         },
+        translates_packets: true,
         local_listeners: [0].into(),
         topology_keys: match here.topology_keys {
             reference::TopologyKeys::Ignore => TopologyKeys::Ignore,
@@ -279,7 +284,9 @@ struct ClientOfConnection<'a> {
 impl ClientContext for ClientOfConnection<'_> {
     fn client(&self, is_v4: bool) -> Identity {
         let ip = match self.source {
-            ConnectionSource::PodSocket(ip) | ConnectionSource::Outside(ip) => Some(*ip),
+            ConnectionSource::PodSocket(ip)
+            | ConnectionSource::PodPacket(ip)
+            | ConnectionSource::Outside(ip) => Some(*ip),
             ConnectionSource::NodeSocket => {
                 let mut own = self.here.addresses.iter().copied();
                 own.find(|ip| ip.is_ipv4() == is_v4 && !ip.is_loopback())
@@ -312,7 +319,7 @@ fn verdict(
     here: &LocalNode,
 ) -> Verdict {
     let traffic = Traffic::Sockets;
-    let maps_in_memory = MapsInMemory::new(maps, here);
+    let maps_in_memory = MapsInMemory::new(maps, Link::Uplink, here);
     let client = ClientOfConnection { source, here };
     let record = match decide::find_frontend(&maps_in_memory, &client, key, traffic) {
         Lookup::Found(record) => record,

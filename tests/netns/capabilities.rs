@@ -10,7 +10,7 @@ use tunnel_tests::{
 
 use crate::{
     fixture::{Scene, WEB, expect_all_ended, expect_answers},
-    support::{CHANGE_TIMEOUT, Dialer, ensure_eq, local_routes, until_eq},
+    support::{CHANGE_TIMEOUT, Dialer, HTTP, ensure_eq, local_routes, until_eq},
 };
 
 const MANIFEST: &str = include_str!("../../deploy/node/node.yaml");
@@ -74,7 +74,18 @@ fn a_service_is_served_by_a_daemon_with_the_capabilities_of_the_manifest() -> Re
 
     start(&scene.node)?;
 
-    scene.expect_served(WEB, "backend")
+    scene.expect_served(WEB, "backend")?;
+    let to = format!("{}:{HTTP}", WEB.v4);
+    let explained = scene
+        .node
+        .culvert(&["explain", "--from", "192.0.2.2", "--to", &to])?;
+    ensure!(
+        explained.stdout.contains("delivered (translated)"),
+        "{} {}",
+        explained.stdout,
+        explained.stderr
+    );
+    Ok(())
 }
 
 #[test]

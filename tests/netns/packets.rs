@@ -1,14 +1,22 @@
 //! Packets from a client outside the node, which meet no socket hook of it: they reach the Service at each of its
 //! addresses, and the replies come from the address that the client dialled.
 
+mod cluster_ips;
+mod errors;
+mod explain;
 mod flood;
 mod flows;
+mod fragments;
+mod link_kinds;
 mod links;
+mod neighbours;
 mod netfilter;
 mod order;
+mod pod_links;
 mod ports;
 mod reachability;
 mod refusals;
+mod sctp;
 mod udp_backends;
 mod under_load;
 
@@ -196,6 +204,14 @@ fn exchange_stream(one: &TcpStream, other: &TcpStream) -> Result<()> {
     Ok(())
 }
 
+/// Returns the number of attached programs that translate packets.
+fn attached(scene: &Scene) -> Result<usize> {
+    let names = std::fs::read_dir(scene.node.bpffs().join("links"))?.flatten();
+    let names = names.map(|link| link.file_name().to_string_lossy().into_owned());
+    let is_translation = |name: &String| name.starts_with("in-") || name.starts_with("out-");
+    Ok(names.filter(is_translation).count())
+}
+
 fn service(policy: &str) -> Service {
     service_addresses::service_at_all_addresses().spec(&format!("externalTrafficPolicy: {policy}"))
 }
@@ -282,14 +298,7 @@ fn connections_go_on_when_the_map_of_flows_gets_another_size() -> Result<()> {
 fn programs_are_detached_when_packets_are_turned_off() -> Result<()> {
     let scene = configured(ENABLED)?;
     scene.node.start()?;
-    let links = || -> Result<usize> {
-        let names = std::fs::read_dir(scene.node.bpffs().join("links"))?.flatten();
-        let names = names.map(|link| link.file_name().to_string_lossy().into_owned());
-        Ok(names
-            .filter(|name| name.starts_with("in-") || name.starts_with("out-"))
-            .count())
-    };
-    ensure_eq("programs", links()?, 2)?;
+    ensure_eq("programs", attached(&scene)?, 2)?;
 
     let config = std::fs::read_to_string(scene.node.config_path())?;
     std::fs::write(
@@ -297,7 +306,7 @@ fn programs_are_detached_when_packets_are_turned_off() -> Result<()> {
         config.replace("enabled: true", "enabled: false"),
     )?;
     scene.node.restart()?;
-    ensure_eq("programs", links()?, 0)?;
+    ensure_eq("programs", attached(&scene)?, 0)?;
     let show = run(scene.node.host(), "tc filter show dev uplink egress")?;
     ensure!(!show.contains("out"), "{show}");
     Ok(())

@@ -73,6 +73,7 @@ impl Programs {
             node_port_addresses: Vec::new(),
             external_ips: ExternalIps::Any,
             node_addresses: NodeAddresses::Refuse,
+            translates_packets: true,
             local_listeners: [0].into(),
             topology_keys: TopologyKeys::Ignore,
             namespace_share: 100,

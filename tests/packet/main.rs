@@ -2,8 +2,16 @@
 //! BPF.
 
 #[cfg(test)]
+mod errors;
+#[cfg(test)]
+mod fragments;
+#[cfg(test)]
 mod frame;
 #[cfg(test)]
 mod guard;
+#[cfg(test)]
+mod segment;
+#[cfg(test)]
+mod service;
 #[cfg(test)]
 mod translation;

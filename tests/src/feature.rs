@@ -10,7 +10,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use nix::{
     libc,
     sched::{CloneFlags, unshare},
@@ -30,6 +30,14 @@ pub enum Feature {
     Sctp,
     /// Network interfaces of type `dummy`.
     Dummy,
+    /// Network interfaces of type `vlan`.
+    Vlan,
+    /// Network interfaces of type `bond`.
+    Bond,
+    /// Network interfaces of type `vxlan`.
+    Vxlan,
+    /// Network interfaces of type `macvlan`.
+    Macvlan,
     IpVs,
     /// A limit on socket option memory, `net.core.optmem_max`, that is separate for each network namespace
     /// (Linux 6.12).
@@ -45,6 +53,10 @@ impl Display for Feature {
             Self::SetRetval => "set_retval",
             Self::Sctp => "sctp",
             Self::Dummy => "dummy",
+            Self::Vlan => "vlan",
+            Self::Bond => "bond",
+            Self::Vxlan => "vxlan",
+            Self::Macvlan => "macvlan",
             Self::IpVs => "ipvs",
             Self::OwnOptmem => "own_optmem",
             Self::Mptcp => "mptcp",
@@ -70,7 +82,11 @@ fn probe(feature: Feature) -> Result<bool> {
         Feature::Tcx => Ok(bpf::probe()?.tcx),
         Feature::SetRetval => Ok(bpf::probe()?.set_retval),
         Feature::Sctp => can_create_socket(Protocol::SCTP),
-        Feature::Dummy => can_create_dummy_link(),
+        Feature::Dummy => can_create_link("type dummy"),
+        Feature::Vlan => can_create_link("link base type vlan id 5"),
+        Feature::Bond => can_create_link("type bond"),
+        Feature::Vxlan => can_create_link("type vxlan id 5 dstport 4789 remote 192.0.2.1 dev lo"),
+        Feature::Macvlan => can_create_link("link base type macvlan mode bridge"),
         Feature::IpVs => ipvs::is_supported(),
         Feature::OwnOptmem => in_new_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),
         Feature::Mptcp => can_create_socket(Protocol::MPTCP),
@@ -101,11 +117,18 @@ fn can_create_socket(protocol: Protocol) -> Result<bool> {
     }
 }
 
-fn can_create_dummy_link() -> Result<bool> {
-    let output = in_new_network(|| {
-        let mut add = Command::new("ip");
-        let output = add.args(["link", "add", "probe", "type", "dummy"]).output();
-        output.context("cannot run ip")
+/// Returns true if the kernel can create a link, which is described as in the arguments of `ip link add`. It may be on top of
+/// the link `base`.
+fn can_create_link(description: &'static str) -> Result<bool> {
+    let output = in_new_network(move || {
+        let add = |arguments: &str| {
+            let mut ip = Command::new("ip");
+            let output = ip.args(["link", "add"]).args(arguments.split(' ')).output();
+            output.context("cannot run ip")
+        };
+        let base = add("base type veth peer name peer")?;
+        ensure!(base.status.success(), "cannot create a veth link");
+        add(&format!("probe {description}"))
     })?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {

@@ -28,6 +28,7 @@ pub mod load;
 pub mod load_scale;
 pub mod log;
 pub mod manifest;
+pub mod network_drops;
 pub mod node;
 pub mod node_network;
 pub mod pki;

@@ -46,6 +46,8 @@ pub enum Client {
     Outside,
     /// A pod on another node, whose address is in the range of pods.
     PodElsewhere,
+    /// A pod on the same node, whose sockets meet no hook.
+    PodHere,
 }
 
 /// The outcome of a connection, or of a request over UDP.
@@ -66,9 +68,10 @@ pub struct Case {
     pub place: Place,
     pub policy: Policy,
     pub client: Client,
-    /// The outcome with Culvert.
+    /// The outcome with Culvert and `service.packets.links: uplinks`.
     pub culvert: Outcome,
-    /// The outcome with kube-proxy in nftables mode, see `pkg/proxy/nftables/proxier.go`.
+    /// The outcome with kube-proxy in nftables mode, see `pkg/proxy/nftables/proxier.go`, and with Culvert and
+    /// `service.packets.links: all`.
     pub kube_proxy: Outcome,
 }
 
@@ -127,7 +130,51 @@ const TO_CLUSTER_IP: [(Place, Outcomes); 3] = {
     ]
 };
 
-/// Returns all combinations.
+/// The outcomes for pods on the same node, with Culvert and `service.packets.links: all`, and with kube-proxy. Under policy
+/// Local, pods use all backends, and are not masqueraded.
+const OF_PODS_HERE: [(Place, Policy, Outcome); 6] = {
+    use Outcome::{SeesClient, SeesNode};
+    use Place::{HostNetwork, OtherNode, ThisNode};
+    use Policy::{Cluster, Local};
+    [
+        (ThisNode, Cluster, SeesNode),
+        (ThisNode, Local, SeesClient),
+        (HostNetwork, Cluster, SeesClient),
+        (HostNetwork, Local, SeesClient),
+        (OtherNode, Cluster, SeesNode),
+        (OtherNode, Local, SeesClient),
+    ]
+};
+
+/// Returns the combinations with pods on the same node as clients.
+#[must_use]
+pub fn cases_of_pods_here() -> Vec<Case> {
+    use Address::{ClusterIp, ExternalIp, LoadBalancer, NodePort};
+    let case = |address, (place, policy, outcome)| Case {
+        address,
+        place,
+        policy,
+        client: Client::PodHere,
+        culvert: outcome,
+        kube_proxy: outcome,
+    };
+    let of_address = |address| {
+        OF_PODS_HERE.map(|(place, policy, outcome)| {
+            let is_cluster_ip = address == ClusterIp;
+            // kube-proxy masquerades no pod of its own node on the way to a cluster IP.
+            let outcome = if is_cluster_ip {
+                Outcome::SeesClient
+            } else {
+                outcome
+            };
+            case(address, (place, policy, outcome))
+        })
+    };
+    let addresses = [ClusterIp, NodePort, LoadBalancer, ExternalIp];
+    addresses.into_iter().flat_map(of_address).collect()
+}
+
+/// Returns all combinations with other clients.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     use Address::{ClusterIp, ExternalIp, LoadBalancer, NodePort};

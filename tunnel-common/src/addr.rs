@@ -275,12 +275,13 @@ pub struct Protocol(u8);
 const MPTCP: u32 = 262;
 
 impl Protocol {
+    /// Stands for every protocol in keys that are about an address itself.
+    pub const ANY: Self = Self(0);
     /// TCP (protocol number 6).
     pub const TCP: Self = Self(6);
     /// UDP (protocol number 17).
     pub const UDP: Self = Self(17);
-    /// SCTP (protocol number 132). Services may have SCTP ports, but the kernel has no connect hook for SCTP
-    /// sockets.
+    /// SCTP (protocol number 132). The kernel has no connect hook for SCTP sockets, so only packets are translated.
     pub const SCTP: Self = Self(132);
 
     /// Returns the protocol for the protocol number that a socket reports, if the socket hooks translate it:
@@ -293,6 +294,13 @@ impl Protocol {
             17 => Some(Self::UDP),
             _ => None,
         }
+    }
+
+    /// Returns true for TCP and SCTP, whose ends open and close connections.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_connections(self) -> bool {
+        self.0 != Self::UDP.0
     }
 
     /// Returns true for TCP. Unlike `==`, this can be used in const functions.

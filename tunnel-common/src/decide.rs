@@ -48,7 +48,9 @@ pub fn find_frontend<'a, T: Maps + ?Sized>(
         Lookup::Found((index, frontend)) => {
             let is_left_alone = match traffic {
                 Traffic::Sockets => frontend.flags & Frontend::NOT_SOCKETS != 0,
-                Traffic::Packets => frontend.packet_flags & Frontend::NOT_PACKETS != 0,
+                Traffic::Packets | Traffic::PodPackets => {
+                    frontend.packet_flags & Frontend::NOT_PACKETS != 0
+                }
             };
             if is_left_alone {
                 return Lookup::None;

@@ -12,16 +12,20 @@
 //! backend only shows whether the backend still serves. The key follows from the value, so a reader that finds a value
 //! of another flow, since the kernel reuses elements at once, notices it.
 
+mod seen;
 mod timeouts;
 
 use core::mem::{offset_of, size_of};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub use self::timeouts::Timeouts;
+pub use self::{
+    seen::{Phase, Seen},
+    timeouts::Timeouts,
+};
 use crate::{
     addr::{Address, Port, Protocol},
-    packet::{Packet, TcpFlags},
+    packet::Packet,
     service::BackendState,
 };
 
@@ -195,139 +199,6 @@ impl Role {
     pub const MASQUERADED: Self = Self(2);
 }
 
-/// The events that the packets of an entry have shown: a set.
-#[derive(
-    Clone, Copy, Debug, Default, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq,
-)]
-#[repr(transparent)]
-pub struct Seen(u8);
-
-impl Seen {
-    /// Nothing but the first packet.
-    pub const NOTHING: Self = Self(0);
-    const ACK_OF_CLIENT: u8 = 1;
-    const REPLY: u8 = 1 << 1;
-    const FIN_OF_CLIENT: u8 = 1 << 2;
-    const FIN_OF_BACKEND: u8 = 1 << 3;
-    const RST: u8 = 1 << 4;
-
-    /// Returns what a packet from the client shows.
-    #[inline(always)]
-    #[must_use]
-    pub const fn from_client(flags: TcpFlags) -> Self {
-        let mut seen = 0;
-        if flags.has_ack() {
-            seen |= Self::ACK_OF_CLIENT;
-        }
-        if flags.has_fin() {
-            seen |= Self::FIN_OF_CLIENT;
-        }
-        if flags.has_rst() {
-            seen |= Self::RST;
-        }
-        Self(seen)
-    }
-
-    /// Returns what a packet from the backend shows.
-    #[inline(always)]
-    #[must_use]
-    pub const fn from_backend(flags: TcpFlags) -> Self {
-        let mut seen = Self::REPLY;
-        if flags.has_fin() {
-            seen |= Self::FIN_OF_BACKEND;
-        }
-        if flags.has_rst() {
-            seen |= Self::RST;
-        }
-        Self(seen)
-    }
-
-    /// Returns all events of two sets.
-    #[inline(always)]
-    #[must_use]
-    pub const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Returns true if every event of the other set is in this one.
-    #[inline(always)]
-    #[must_use]
-    pub const fn includes(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Returns the phase of a flow.
-    #[inline(always)]
-    #[must_use]
-    pub const fn phase(self, protocol: Protocol) -> Phase {
-        const FINS: u8 = Seen::FIN_OF_CLIENT | Seen::FIN_OF_BACKEND;
-        let has_reply = self.0 & (Self::REPLY | Self::ACK_OF_CLIENT) != 0;
-        if !protocol.is_tcp() {
-            if has_reply {
-                Phase::Answered
-            } else {
-                Phase::Unanswered
-            }
-        } else if self.0 & Self::RST != 0 {
-            Phase::Closed
-        } else if self.0 & FINS == FINS {
-            Phase::Closing
-        } else if self.0 & FINS != 0 {
-            Phase::HalfClosed
-        } else if has_reply {
-            Phase::Established
-        } else {
-            Phase::HalfOpen
-        }
-    }
-}
-
-/// The phase of a flow, in which it ends when no packet has passed for some time.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Phase {
-    /// A TCP connection that was reset.
-    Closed,
-    /// A TCP connection that both ends have closed.
-    Closing,
-    /// A TCP connection of which only the first packet has been seen.
-    HalfOpen,
-    /// Datagrams without an answer.
-    Unanswered,
-    /// Datagrams in both directions.
-    Answered,
-    /// A TCP connection that one end has closed.
-    HalfClosed,
-    /// An open TCP connection.
-    Established,
-}
-
-impl Phase {
-    /// All phases.
-    pub const ALL: [Self; 7] = [
-        Self::Closed,
-        Self::Closing,
-        Self::HalfOpen,
-        Self::Unanswered,
-        Self::Answered,
-        Self::HalfClosed,
-        Self::Established,
-    ];
-
-    /// Returns the name used in tables and metrics.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Closing => "closing",
-            Self::HalfOpen => "half_open",
-            Self::Unanswered => "unanswered",
-            Self::Answered => "answered",
-            Self::HalfClosed => "half_closed",
-            Self::Established => "established",
-        }
-    }
-}
-
 /// Value of the map `flows`.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
@@ -357,17 +228,22 @@ pub struct Flow {
     pub role: Role,
     /// The events that the packets of this entry have shown.
     pub seen: Seen,
-    /// A combination of [`Flow::MUST_MASQUERADE`] and [`Flow::ENDED`].
+    /// A combination of [`Flow::MUST_MASQUERADE`], [`Flow::ENDED`] and [`Flow::ON_POD_LINKS`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
 }
 
 impl Flow {
-    /// Flag: packets to a backend on another node leave with the node's address.
+    /// Flag: packets to a backend leave with the node's address, if they leave by a link that has the programs.
     pub const MUST_MASQUERADE: u8 = 1;
     /// Flag: the entry is about to be removed, and counts as absent.
     pub const ENDED: u8 = 1 << 1;
+    /// Flag: packets of the flow are translated on links that lead to pods. An entry lacks the flag if it was inserted before
+    /// this was known.
+    pub const ON_POD_LINKS: u8 = 1 << 2;
+    /// Stands for the service id if a packet is for no Service.
+    pub const NO_SERVICE: u32 = u32::MAX;
 
     /// Returns the client as it appears between the two programs.
     #[inline(always)]
@@ -445,16 +321,6 @@ impl Flow {
     }
 }
 
-/// Value of the map `link_addresses`: the addresses of this node that stand for clients on a link, or unspecified ones.
-#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
-#[repr(C)]
-pub struct LinkAddresses {
-    /// The IPv4 address.
-    pub v4: Address,
-    /// The IPv6 address.
-    pub v6: Address,
-}
-
 impl Packet {
     /// Returns the sender.
     #[inline(always)]
@@ -474,14 +340,14 @@ impl Packet {
     #[inline(always)]
     #[must_use]
     pub const fn opens(&self) -> bool {
-        self.protocol.is_tcp() && self.flags.opens()
+        self.protocol.has_connections() && self.flags.opens()
     }
 
     /// Returns true if the packet belongs to a TCP connection that has begun.
     #[inline(always)]
     #[must_use]
     pub const fn continues(&self) -> bool {
-        self.protocol.is_tcp() && !self.flags.opens()
+        self.protocol.has_connections() && !self.flags.opens()
     }
 }
 

@@ -15,8 +15,11 @@
 //! Each decision is a sequence of [`steps`], which share a [`Run`] and otherwise take and return numbers. In the kernel
 //! each step is a separate function, because the verifier checks such a function only once.
 
+pub mod errors;
+pub mod fragments;
 pub mod reclaim;
 mod run;
+pub mod sender;
 pub mod steps;
 
 pub use self::{
@@ -29,8 +32,10 @@ use crate::{
     flow::{Endpoint, Flow, FlowKey, Role, Seen, Timeouts},
     locality::Locality,
     packet::Packet,
+    packet_link::PacketLink,
     reason::Reason,
     service::SourceRange,
+    service_range::ServiceRange,
 };
 
 /// The maximum number of ports that are tried for a flow.
@@ -86,6 +91,9 @@ pub trait Flows: decide::Maps {
     /// Returns an entry of the array `local_ranges`.
     fn local_range(&self, index: u32) -> Option<&SourceRange>;
 
+    /// Returns what is known about a link.
+    fn packet_link(&self, link: u32) -> Option<&PacketLink>;
+
     /// Returns true if packets to cluster IPs are masqueraded whoever sends them (`service.masqueradeAll`).
     fn masquerades_all(&self) -> bool;
 
@@ -114,22 +122,37 @@ pub trait Flows: decide::Maps {
         steps::end_others(self);
     }
 
-    /// Calls [`steps::locality`].
+    /// Calls [`sender::locality`].
     #[inline(always)]
     fn locality(&self) -> Locality {
-        steps::locality(self)
+        sender::locality(self)
     }
 
-    /// Calls [`steps::relation_to_range`].
+    /// Calls [`sender::relation_to_range`].
     #[inline(always)]
     fn relation_to_range(&self, index: u32) -> u32 {
-        steps::relation_to_range(self, index)
+        sender::relation_to_range(self, index)
     }
 
     /// Calls [`steps::choose`].
     #[inline(always)]
     fn choose(&self) -> Step {
         steps::choose(self)
+    }
+
+    /// Returns an entry of the array `service_ranges`.
+    fn service_range(&self, index: u32) -> Option<&ServiceRange>;
+
+    /// Calls [`steps::relation_to_service_range`].
+    #[inline(always)]
+    fn relation_to_service_range(&self, index: u32) -> u32 {
+        steps::relation_to_service_range(self, index)
+    }
+
+    /// Calls [`steps::without_frontend`].
+    #[inline(always)]
+    fn without_frontend(&self) -> Step {
+        steps::without_frontend(self)
     }
 
     /// Calls [`steps::claim`].
@@ -168,10 +191,10 @@ pub trait Flows: decide::Maps {
         steps::find_leaving(self)
     }
 
-    /// Calls [`steps::end_flow_without_port`].
+    /// Calls [`steps::end_entry`].
     #[inline(always)]
-    fn end_flow_without_port(&self) {
-        steps::end_flow_without_port(self);
+    fn end_entry(&self, role: Role) {
+        steps::end_entry(self, role);
     }
 }
 
@@ -180,12 +203,12 @@ fn or_pass(step: Option<Step>) -> Step {
     step.unwrap_or(Step::Pass)
 }
 
-/// Decides about a packet at tc ingress. The result is never [`Step::Next`].
+/// Decides about a packet that arrives on a link, at tc ingress. The result is never [`Step::Next`].
 #[inline(always)]
-pub fn arrive<T: Flows>(maps: &T, packet: &Packet) -> Step {
+pub fn arrive<T: Flows>(maps: &T, packet: &Packet, link: u32) -> Step {
     match find(maps, packet, FlowKey::set_arriving) {
         Some(entry) => {
-            start(maps, packet);
+            start(maps, packet, (link, false));
             if steps::continues_arriving(maps, entry) {
                 return Step::Translate;
             }
@@ -196,13 +219,13 @@ pub fn arrive<T: Flows>(maps: &T, packet: &Packet) -> Step {
         }
         // The packets of other connections belong to a flow that began before the programs were attached, or to nobody's.
         None if packet.continues() => return Step::Pass,
-        None => start(maps, packet),
+        None => start(maps, packet, (link, false)),
     }
-    let step = maps.choose();
-    if step != Step::Next {
-        return step;
+    match maps.choose() {
+        Step::Next => insert_entries(maps),
+        Step::Pass => maps.without_frontend(),
+        step @ (Step::Translate | Step::Begin | Step::Refuse | Step::Defer | Step::Drop) => step,
     }
-    insert_entries(maps)
 }
 
 /// Returns the entry of a packet, before anything else is known about it: most packets have none. `set_key` sets the key for
@@ -221,11 +244,14 @@ fn find<'a, T: Flows>(
     entry.flatten()
 }
 
-/// Stores the packet for the steps.
+/// Stores the packet for the steps, and the link that it uses, with true if it leaves by the link that it has arrived on.
 #[inline(always)]
-fn start<T: Flows>(maps: &T, packet: &Packet) {
+fn start<T: Flows>(maps: &T, packet: &Packet, (link, returns): (u32, bool)) {
     let now = maps.seconds();
-    maps.with_run(|run| run.start(packet, now));
+    maps.with_run(|run| {
+        run.start(packet, now);
+        (run.link, run.returns) = (link, returns.into());
+    });
 }
 
 /// Inserts the entries of a new flow. If another flow has the same key between the two programs, tries other ports for
@@ -235,8 +261,8 @@ fn insert_entries<T: Flows>(maps: &T) -> Step {
     for tries in 0..MAX_PORT_TRIES {
         match claim(maps, Role::FORWARDED, tries) {
             Insertion::Inserted => return insert_dialled(maps),
-            Insertion::Full => return refuse(maps, Reason::FlowsFull),
             Insertion::Exists => {}
+            failed @ (Insertion::Full | Insertion::NoMemory) => return not_inserted(maps, failed),
         }
         let port = maps.port_at(maps.random());
         maps.with_run(|run| run.flow.forwarded_port = port);
@@ -247,9 +273,10 @@ fn insert_entries<T: Flows>(maps: &T) -> Step {
 /// Inserts the entry by which the client's next packets are found. An entry with its key has ended, or is replaced.
 #[inline(always)]
 fn insert_dialled<T: Flows>(maps: &T) -> Step {
-    if replace(maps, Role::DIALLED) != Insertion::Inserted {
+    let insertion = replace(maps, Role::DIALLED);
+    if insertion != Insertion::Inserted {
         maps.end_others();
-        return refuse(maps, Reason::FlowsFull);
+        return not_inserted(maps, insertion);
     }
     or_pass(maps.with_run(|run| {
         run.replace(run.flow.backend, run.flow.forwarded_port);
@@ -264,42 +291,64 @@ fn refuse<T: Flows>(maps: &T, reason: Reason) -> Step {
     Step::Refuse
 }
 
-/// Inserts an entry of the run's flow, unless another flow uses its key. If the map is full, makes room once. After half of
-/// the tries, also takes the key of a connection that both ends have closed.
+/// Stores the reason why an entry was not inserted, and returns the verdict. If the kernel had no memory at hand, the packet is
+/// dropped, because the client sends it again, and memory is there soon.
+#[inline(always)]
+fn not_inserted<T: Flows>(maps: &T, insertion: Insertion) -> Step {
+    if insertion == Insertion::NoMemory {
+        maps.with_run(|run| run.set_reason(Reason::FlowUnallocated));
+        return Step::Drop;
+    }
+    refuse(maps, Reason::FlowsFull)
+}
+
+/// Inserts an entry of the run's flow, unless another flow uses its key. After half of the tries, also takes the key of a
+/// connection that both ends have closed.
 #[inline(always)]
 fn claim<T: Flows>(maps: &T, role: Role, tries: u32) -> Insertion {
     let from_closing = tries >= MAX_PORT_TRIES / 2;
     let insertion = maps.claim(role, from_closing);
-    if insertion == Insertion::Full && maps.make_room() {
+    if can_try_again(maps, insertion) {
         return maps.claim(role, from_closing);
     }
     insertion
 }
 
-/// Inserts or replaces an entry of the run's flow. If the map is full, makes room once.
+/// Inserts or replaces an entry of the run's flow.
 #[inline(always)]
 fn replace<T: Flows>(maps: &T, role: Role) -> Insertion {
     let insertion = maps.insert(role, false);
-    if insertion == Insertion::Full && maps.make_room() {
+    if can_try_again(maps, insertion) {
         return maps.insert(role, false);
     }
     insertion
 }
 
-/// Decides about a packet at tc egress. The result is never [`Step::Next`]. `own` is the address of this node that stands
-/// for clients on this link, in the packet's family. `is_free` returns true if no socket of this node would receive packets
-/// from the run's backend to its masquerade address.
+/// Makes room if the map is full. Returns true if an entry that could not be inserted can be tried again. Each CPU has some
+/// memory at hand for entries, and gets more of it right after an attempt for which there was none.
+#[inline(always)]
+fn can_try_again<T: Flows>(maps: &T, insertion: Insertion) -> bool {
+    match insertion {
+        Insertion::Inserted | Insertion::Exists => false,
+        Insertion::Full => maps.make_room(),
+        Insertion::NoMemory => true,
+    }
+}
+
+/// Decides about a packet that leaves by a link, at tc egress. The result is never [`Step::Next`]. `returns` is true if the
+/// packet has arrived on the same link. `is_free` returns true if no socket of this node
+/// would receive packets from the run's backend to its masquerade address.
 #[inline(always)]
 pub fn leave<T: Flows>(
     maps: &T,
     packet: &Packet,
-    own: impl FnOnce() -> Option<Address>,
+    (link, returns): (u32, bool),
     is_free: impl Fn(&Run) -> bool,
 ) -> Step {
     let Some(entry) = find(maps, packet, FlowKey::set_forwarded) else {
         return Step::Pass;
     };
-    start(maps, packet);
+    start(maps, packet, (link, returns));
     let step = match steps::continue_leaving(maps, entry) {
         Some(step) => step,
         None => maps.find_leaving(),
@@ -307,16 +356,38 @@ pub fn leave<T: Flows>(
     if step != Step::Next {
         return step;
     }
-    let step = match own() {
+    let link = maps.packet_link(link);
+    let unknown = PacketLink::LEADS_TO_PODS | PacketLink::KNOWN_FLOWS_ONLY;
+    let flags = link.map_or(unknown, |link| link.flags);
+    if maps.with_run(|run| begins_masquerade(run, flags)) != Some(true) {
+        return Step::Pass;
+    }
+    let step = match link.and_then(|link| link.address(packet.source.is_v4())) {
         Some(own) => masquerade(maps, own, is_free),
         None => refuse(maps, Reason::PortsFull),
     };
     if step == Step::Translate {
         return Step::Translate;
     }
-    // The client's next packet begins another flow.
-    maps.end_flow_without_port();
+    // The client's next packet begins another flow. This one has a port already if its forwarded entry could not be replaced.
+    for role in [Role::DIALLED, Role::FORWARDED, Role::MASQUERADED] {
+        maps.end_entry(role);
+    }
     Step::Drop
+}
+
+/// Returns true if the client of the run's flow, which no address of the node stands for yet, is masqueraded on a link with
+/// these flags. On links that lead to pods, only the first packet of a flow decides, because the backend knows the client
+/// from then on; and the client is also masqueraded if the packet returns by the link that it has arrived on, because the
+/// replies might not pass this node otherwise.
+#[inline(always)]
+fn begins_masquerade(run: &mut Run, flags: u32) -> bool {
+    if flags & PacketLink::LEADS_TO_PODS == 0 {
+        return run.flow.flags & Flow::MUST_MASQUERADE != 0;
+    }
+    run.flow.flags |= Flow::ON_POD_LINKS;
+    let is_first = run.flow.seen == Seen::NOTHING && !run.continues();
+    is_first && flags & PacketLink::KNOWN_FLOWS_ONLY == 0
 }
 
 /// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
@@ -334,8 +405,10 @@ fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) 
         if maps.with_run(|run| is_free(run)) == Some(true) {
             match claim(maps, Role::MASQUERADED, tries) {
                 Insertion::Inserted => return replace_forwarded(maps),
-                Insertion::Full => return refuse(maps, Reason::FlowsFull),
                 Insertion::Exists => {}
+                failed @ (Insertion::Full | Insertion::NoMemory) => {
+                    return not_inserted(maps, failed);
+                }
             }
         }
         place = place.wrapping_add(PORT_STEP);
@@ -347,8 +420,9 @@ fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) 
 /// Stores the endpoint that stands for the client in the forwarded entry.
 #[inline(always)]
 fn replace_forwarded<T: Flows>(maps: &T) -> Step {
-    if replace(maps, Role::FORWARDED) != Insertion::Inserted {
-        return refuse(maps, Reason::FlowsFull);
+    let insertion = replace(maps, Role::FORWARDED);
+    if insertion != Insertion::Inserted {
+        return not_inserted(maps, insertion);
     }
     or_pass(maps.with_run(|run| {
         run.replace(run.flow.masquerade, run.destination.port);

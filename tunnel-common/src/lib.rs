@@ -5,6 +5,7 @@
 //! - [`affinity`]: keys and values of the session affinity map
 //! - [`decide`]: chooses the backend for a frontend, using any implementation of the maps
 //! - [`flow`]: keys and values of the map of translated packets' flows
+//! - [`fragment`]: keys and values of the map of fragments
 //! - [`forward`]: decides how packets are translated, using any implementation of the maps
 //! - [`kernel_offsets`]: fields of kernel structures that the programs read
 //! - [`older`]: the older translations of UDP sockets
@@ -25,23 +26,27 @@
 
 pub mod addr;
 pub mod affinity;
+pub mod crc32c;
 pub mod decide;
 pub mod flow;
 pub mod forward;
+pub mod fragment;
 pub mod kernel_offsets;
 pub mod locality;
 pub mod lookup;
 pub mod older;
 pub mod origin;
 pub mod packet;
+pub mod packet_link;
 pub mod reason;
 pub mod refusal;
 pub mod rewrite;
 pub mod select;
 pub mod service;
+pub mod service_range;
 pub mod steering;
 pub mod table;
 
 /// The version of all map layouts in this crate. It is part of the path under which maps are pinned, so
 /// programs and daemons with different layouts never share a map.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;

@@ -4,21 +4,31 @@
 //! [`read`] finds the transport header behind IPv4 options (RFC 791) and IPv6 extension headers (RFC 8200). It doesn't
 //! verify checksums, because the network stack does.
 
+pub mod extensions;
+pub mod fragment;
+pub mod icmp;
+
 use core::mem::size_of;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use self::extensions::Walk;
 use crate::addr::{Address, Port, Protocol};
-
-/// The maximum number of IPv6 extension headers before the transport header. The bound is needed by the verifier, and
-/// so that an attacker can't make the walk long.
-pub const MAX_EXTENSION_HEADERS: u32 = 8;
 
 /// The bytes of a packet.
 pub trait PacketBytes {
     /// Reads words at an offset from the network header, in network byte order. Returns `None` if the packet is too
     /// short.
     fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]>;
+
+    /// Calls [`Walk::skip_header`]. In a kernel program, this is a function that the verifier checks only once.
+    #[inline(always)]
+    fn skip_header(&self, walk: Walk) -> Walk
+    where
+        Self: Sized,
+    {
+        walk.skip_header(self)
+    }
 }
 
 /// A packet in memory, which begins with its network header.
@@ -39,7 +49,7 @@ pub enum Family {
     V6,
 }
 
-/// The headers of a TCP or UDP packet that is not a fragment.
+/// The headers of a TCP, UDP or SCTP packet, or of its first fragment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Packet {
     /// The IP version.
@@ -52,12 +62,14 @@ pub struct Packet {
     pub source_port: Port,
     /// The destination port.
     pub destination_port: Port,
-    /// [`Protocol::TCP`] or [`Protocol::UDP`].
+    /// [`Protocol::TCP`], [`Protocol::UDP`] or [`Protocol::SCTP`].
     pub protocol: Protocol,
-    /// The flags of a TCP packet. No flag is set for UDP.
+    /// The flags of a TCP packet, or those that correspond to the first chunk of an SCTP packet. No flag is set for UDP.
     pub flags: TcpFlags,
     /// The offset of the transport header from the network header.
     pub transport_offset: u32,
+    /// True if more fragments follow.
+    pub is_fragment: bool,
 }
 
 /// The flags in a TCP header (RFC 9293 section 3.1).
@@ -78,6 +90,26 @@ impl TcpFlags {
     #[must_use]
     pub const fn from_byte(byte: u8) -> Self {
         Self(byte)
+    }
+
+    /// Returns the flags that correspond to the type of the first chunk of an SCTP packet (RFC 9260 section 3.2). An INIT is alone
+    /// in its packet. An ABORT behind another chunk isn't noticed; the association then ends by its timeout.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_chunk(kind: u32) -> Self {
+        const INIT: u32 = 1;
+        const INIT_ACK: u32 = 2;
+        const ABORT: u32 = 6;
+        const SHUTDOWN: u32 = 7;
+        const SHUTDOWN_ACK: u32 = 8;
+        const SHUTDOWN_COMPLETE: u32 = 14;
+        Self(match kind {
+            INIT => Self::SYN,
+            INIT_ACK => Self::SYN | Self::ACK,
+            ABORT => Self::RST,
+            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Self::FIN | Self::ACK,
+            _ => Self::ACK,
+        })
     }
 
     /// Returns true if the packet opens a connection: it has SYN, and neither ACK nor RST.
@@ -124,34 +156,38 @@ pub enum Unread {
     /// An address is never translated, because packets from or to it are not forwarded: loopback (also against
     /// CVE-2020-8558), multicast, broadcast, link-local and unspecified addresses.
     NotForwarded,
-    /// The packet is a fragment.
+    /// The packet is a fragment, which [`fragment::read`] reads.
     Fragment,
-    /// The packet is of another protocol, such as ICMP or SCTP, or its destination is only a stop on a route (IPv6
-    /// routing header), or its addresses are authenticated (AH).
+    /// The packet is a first fragment that is too short for the header of its protocol.
+    ShortFragment,
+    /// The packet is an ICMP or ICMPv6 message, which [`icmp::read_header`] reads if it is an error.
+    Icmp,
+    /// The packet is of another protocol, or its destination is only a stop on a route (IPv6 routing
+    /// header), or its addresses are authenticated (AH).
     OtherProtocol,
 }
 
-/// The number of IPv6's next header field that stands for a header (RFC 8200 section 4, RFC 4302 section 2).
-mod next_header {
-    pub(super) const HOP_BY_HOP: u32 = 0;
-    pub(super) const ROUTING: u32 = 43;
-    pub(super) const FRAGMENT: u32 = 44;
-    pub(super) const DESTINATION_OPTIONS: u32 = 60;
-}
-
-/// The bits of the fragment field: an offset other than 0, and "more fragments". IPv4: RFC 791 section 3.1, without
-/// "don't fragment". IPv6: RFC 8200 section 4.5, without the reserved bits.
+/// The bits of the fragment field: an offset other than 0, and "more fragments" (RFC 791 section 3.1), without "don't fragment".
 const FRAGMENT_V4: u32 = 0x3fff;
-const FRAGMENT_V6: u32 = 0xfff9;
+/// The bits of the offset in the fragment field.
+const FRAGMENT_OFFSET_V4: u32 = 0x1fff;
 
+const ICMP: u32 = 1;
 const TCP: u32 = 6;
 const UDP: u32 = 17;
+const SCTP: u32 = 132;
+const ICMP_V6: u32 = 58;
 
 /// The lengths of the headers without options, in bytes.
 pub(crate) const HEADER_V4: u32 = 20;
 pub(crate) const HEADER_V6: u32 = 40;
 pub(crate) const HEADER_TCP: u32 = 20;
 pub(crate) const HEADER_UDP: u32 = 8;
+/// The offset of the first chunk in an SCTP packet, and the type of chunks that carry data (RFC 9260 sections 3.1 and 3.3.1).
+const CHUNK_SCTP: u32 = 12;
+const CHUNK_OF_DATA: u32 = 0;
+/// The common header and the header of the first chunk (RFC 9260 sections 3.1 and 3.2).
+pub(crate) const HEADER_SCTP: u32 = 16;
 
 /// Reads the headers of a packet. `family` is the version that the link layer names.
 ///
@@ -160,10 +196,39 @@ pub(crate) const HEADER_UDP: u32 = 8;
 /// Returns the reason if the packet has no ports to look up.
 #[inline(always)]
 pub fn read(bytes: &impl PacketBytes, family: Family) -> Result<Packet, Unread> {
-    let network = match family {
-        Family::V4 => read_v4(bytes)?,
-        Family::V6 => read_v6(bytes)?,
+    let network = read_network(bytes, family)?;
+    if network.fragment.is_some() {
+        return Err(Unread::Fragment);
+    }
+    read_packet(bytes, family, &network)
+}
+
+/// Returns the length of the transport header at an offset and of what follows it, which the network header states. Returns
+/// `None` if the header can't be read, or doesn't state it (more than 64 KiB).
+#[inline(always)]
+pub fn transport_length(
+    bytes: &impl PacketBytes,
+    family: Family,
+    transport_offset: u32,
+) -> Option<u32> {
+    let [first, second] = bytes.words::<2>(0)?;
+    let length = match family {
+        Family::V4 => u32::from_be(first) & 0xffff,
+        Family::V6 => match u32::from_be(second) >> 16 {
+            0 => 0,
+            payload => HEADER_V6 + payload,
+        },
     };
+    length.checked_sub(transport_offset)
+}
+
+/// Reads the transport header behind a network header.
+#[inline(always)]
+fn read_packet(
+    bytes: &impl PacketBytes,
+    family: Family,
+    network: &NetworkHeader,
+) -> Result<Packet, Unread> {
     let transport = read_transport(bytes, network.protocol, network.transport_offset)?;
     // Bytes behind the packet's end are padding of the link layer.
     let least = network.transport_offset + transport.length;
@@ -179,6 +244,7 @@ pub fn read(bytes: &impl PacketBytes, family: Family) -> Result<Packet, Unread> 
         protocol: transport.protocol,
         flags: transport.flags,
         transport_offset: network.transport_offset,
+        is_fragment: network.fragment.is_some(),
     })
 }
 
@@ -191,6 +257,17 @@ struct NetworkHeader {
     transport_offset: u32,
     /// The length of the packet, which is unknown if it is more than 64 KiB.
     length: Option<u32>,
+    /// The position in the whole packet, if this is a fragment.
+    fragment: Option<Fragment>,
+}
+
+/// A fragment's position in the whole packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Fragment {
+    /// The number that all fragments of the packet have.
+    id: u32,
+    /// True if the fragment begins with the transport header.
+    is_first: bool,
 }
 
 /// The fields of the transport header.
@@ -203,11 +280,21 @@ struct TransportHeader {
     length: u32,
 }
 
+/// Reads the network header. The offset of the transport header means nothing if the packet is a fragment other than the
+/// first.
+#[inline(always)]
+fn read_network(bytes: &impl PacketBytes, family: Family) -> Result<NetworkHeader, Unread> {
+    match family {
+        Family::V4 => read_v4(bytes),
+        Family::V6 => read_v6(bytes),
+    }
+}
+
 #[inline(always)]
 fn read_v4(bytes: &impl PacketBytes) -> Result<NetworkHeader, Unread> {
     let header = bytes.words::<5>(0).ok_or(Unread::Malformed)?;
-    let [first, fragment, protocol, source, destination] = header;
-    let first = u32::from_be(first);
+    let [first, second, protocol, source, destination] = header;
+    let [first, second] = [u32::from_be(first), u32::from_be(second)];
     let transport_offset = ((first >> 24) & 0xf) * 4;
     if first >> 28 != 4 || transport_offset < HEADER_V4 {
         return Err(Unread::Malformed);
@@ -217,9 +304,10 @@ fn read_v4(bytes: &impl PacketBytes) -> Result<NetworkHeader, Unread> {
         Address::from_v4_word(destination),
     );
     check_addresses(source, destination)?;
-    if u32::from_be(fragment) & FRAGMENT_V4 != 0 {
-        return Err(Unread::Fragment);
-    }
+    let fragment = (second & FRAGMENT_V4 != 0).then_some(Fragment {
+        id: second >> 16,
+        is_first: second & FRAGMENT_OFFSET_V4 == 0,
+    });
     // Packets that the kernel has joined can be longer than 64 KiB; their length field is 0 (`iph_totlen` in
     // include/linux/ip.h).
     let length = first & 0xffff;
@@ -229,6 +317,7 @@ fn read_v4(bytes: &impl PacketBytes) -> Result<NetworkHeader, Unread> {
         protocol: (u32::from_be(protocol) >> 16) & 0xff,
         transport_offset,
         length: (length != 0).then_some(length),
+        fragment,
     })
 }
 
@@ -249,7 +338,7 @@ fn read_v6(bytes: &impl PacketBytes) -> Result<NetworkHeader, Unread> {
     }
     check_addresses(source, destination)?;
     let second = u32::from_be(second);
-    let (protocol, transport_offset) = skip_extension_headers(bytes, (second >> 8) & 0xff)?;
+    let (protocol, transport_offset, fragment) = extensions::skip(bytes, (second >> 8) & 0xff)?;
     // As in IPv4, packets longer than 64 KiB have length 0.
     let payload = second >> 16;
     Ok(NetworkHeader {
@@ -258,40 +347,8 @@ fn read_v6(bytes: &impl PacketBytes) -> Result<NetworkHeader, Unread> {
         protocol,
         transport_offset,
         length: (payload != 0).then_some(HEADER_V6 + payload),
+        fragment,
     })
-}
-
-/// Walks over extension headers, and returns the number of the first other header, and its offset.
-#[inline(always)]
-fn skip_extension_headers(bytes: &impl PacketBytes, mut next: u32) -> Result<(u32, u32), Unread> {
-    let mut offset = HEADER_V6;
-    for _ in 0..MAX_EXTENSION_HEADERS {
-        let [word] = match next {
-            next_header::HOP_BY_HOP
-            | next_header::ROUTING
-            | next_header::FRAGMENT
-            | next_header::DESTINATION_OPTIONS => {
-                bytes.words::<1>(offset).ok_or(Unread::Malformed)?
-            }
-            _ => return Ok((next, offset)),
-        };
-        let word = u32::from_be(word);
-        let length = if next == next_header::FRAGMENT {
-            if word & FRAGMENT_V6 != 0 {
-                return Err(Unread::Fragment);
-            }
-            8
-        } else {
-            // The destination is the next stop, and not the final one, while segments are left.
-            if next == next_header::ROUTING && word & 0xff != 0 {
-                return Err(Unread::OtherProtocol);
-            }
-            (((word >> 16) & 0xff) + 1) * 8
-        };
-        next = word >> 24;
-        offset += length;
-    }
-    Err(Unread::Malformed)
 }
 
 /// Reads the transport header.
@@ -321,16 +378,36 @@ fn read_transport(
             }
             (ports, Protocol::UDP, TcpFlags::default(), HEADER_UDP)
         }
+        SCTP => {
+            let [ports, _, _] = bytes.words::<3>(offset).ok_or(Unread::Malformed)?;
+            // If the kernel has yet to cut a packet into several ones, their chunks, which carry data, are not behind the header
+            // in memory (`sctp_packet_pack` in net/sctp/output.c).
+            let chunk = bytes.words::<1>(offset + CHUNK_SCTP);
+            let kind = chunk.map_or(CHUNK_OF_DATA, |[word]| u32::from_be(word) >> 24);
+            let flags = TcpFlags::of_chunk(kind);
+            (ports, Protocol::SCTP, flags, HEADER_SCTP)
+        }
+        ICMP | ICMP_V6 => return Err(Unread::Icmp),
         _ => return Err(Unread::OtherProtocol),
     };
-    let [a, b, c, d] = ports.to_ne_bytes();
+    let (source_port, destination_port) = ports_from(ports);
     Ok(TransportHeader {
-        source_port: Port::from_network(u16::from_ne_bytes([a, b])),
-        destination_port: Port::from_network(u16::from_ne_bytes([c, d])),
+        source_port,
+        destination_port,
         protocol,
         flags,
         length,
     })
+}
+
+/// Returns the source and destination ports in the first word of a transport header, which is in network byte order.
+#[inline(always)]
+const fn ports_from(word: u32) -> (Port, Port) {
+    let [a, b, c, d] = word.to_ne_bytes();
+    (
+        Port::from_network(u16::from_ne_bytes([a, b])),
+        Port::from_network(u16::from_ne_bytes([c, d])),
+    )
 }
 
 #[inline(always)]

@@ -103,10 +103,24 @@ reasons! {
         PortsFull = 22, "ports_full", "packet dropped: no port of this node is free to stand for the client";
         /// Left alone: a packet's headers contradict each other, or are truncated.
         PacketMalformed = 23, "packet_malformed", "packet left alone: its headers are truncated or contradict each other";
-        /// Left alone: a fragment has no ports, or not all of its data.
-        PacketFragment = 24, "packet_fragment", "packet left alone: it is a fragment";
+        /// Left alone: the first fragment of the packet was not translated, or has not been seen.
+        FragmentUnmatched = 24, "fragment_unmatched", "fragment left alone: the first one of its packet was not translated, or has not arrived before it";
         /// A packet was refused, and its sender got no answer.
         RefusalUnsent = 25, "refusal_unsent", "no answer to a refused packet: service.packets.refusalsPerSecond is reached, or the packet has IP options or extension headers";
+        /// An ICMP error about a packet of a flow was translated, as the flow's packets are.
+        IcmpErrorTranslated = 26, "icmp_error_translated", "an ICMP error about a packet of a flow was translated";
+        /// Left alone: an ICMP error is about a packet of no flow.
+        IcmpErrorUnmatched = 27, "icmp_error_unmatched", "ICMP error left alone: the packet that it is about belongs to no flow";
+        /// Dropped: an ICMP redirect would lead the packets of a flow past this node.
+        IcmpRedirectDropped = 28, "icmp_redirect_dropped", "dropped: an ICMP redirect about a packet of a flow";
+        /// Dropped: a first fragment is too short for the transport header.
+        FragmentTooShort = 29, "fragment_too_short", "dropped: the first fragment of a packet is too short for the header with its ports";
+        /// Dropped: the kernel could not allocate the entry of a new flow, although the map has room.
+        FlowUnallocated = 30, "flow_unallocated", "dropped: the kernel had no memory at hand for a new flow; the client sends again";
+        /// Refused: the packet is for a port of a cluster IP that the Service does not have.
+        ClusterPortUnused = 31, "cluster_port_unused", "packet refused: the cluster IP has no such port";
+        /// Dropped: the address could be a cluster IP, but is none.
+        ClusterIpUnallocated = 32, "cluster_ip_unallocated", "packet dropped: the address in a ServiceCIDR is not the cluster IP of a Service";
     }
     daemon {
         /// Not programmed: there is no room for another frontend.

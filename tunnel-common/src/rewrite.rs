@@ -7,7 +7,10 @@
 
 use crate::{
     addr::{Address, Protocol},
-    packet::{Family, HEADER_V4, Packet},
+    packet::{
+        Family, HEADER_V4, Packet,
+        icmp::{self, ErrorHeader},
+    },
 };
 
 /// A change of a checksum: the ones' complement sum of the new words minus that of the old ones.
@@ -33,6 +36,12 @@ impl Difference {
             word += 1;
         }
         Self(fold(sum))
+    }
+
+    /// Returns both differences together.
+    #[inline(always)]
+    const fn plus(self, other: Self) -> Self {
+        Self(fold(widen(self.0) + widen(other.0)))
     }
 
     /// Returns a checksum with this difference (RFC 1624, equation 3).
@@ -119,6 +128,14 @@ pub trait PacketEdits {
         by: Difference,
     ) -> Result<(), Self::Error>;
 
+    /// Updates the checksum of the SCTP packet whose header is at an offset, because its ports have changed. `change` is the
+    /// difference of the word of ports (XOR), in network byte order. The network card computes a checksum of 0, so that stays.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the packet can't be changed.
+    fn update_sctp(&mut self, offset: u32, change: u32) -> Result<(), Self::Error>;
+
     /// Reads 16 bits in network byte order.
     ///
     /// # Errors
@@ -164,42 +181,211 @@ pub fn replace<T: PacketEdits>(edits: &mut T, from: &Packet, to: &Packet) -> Res
         offset: from.transport_offset + checksum_offset(from.protocol),
         zero_means_none: from.protocol == Protocol::UDP,
     };
+    let covers_addresses = from.protocol != Protocol::SCTP;
     let (old_ports, ports) = (ports_of(from), ports_of(to));
     let has_new_port = old_ports != ports;
     if has_new_port {
-        edits.update_for_ports(checksum, Difference::of_words([old_ports], [ports]))?;
+        if covers_addresses {
+            edits.update_for_ports(checksum, Difference::of_words([old_ports], [ports]))?;
+        } else {
+            edits.update_sctp(from.transport_offset, old_ports ^ ports)?;
+        }
     }
     match from.family {
         Family::V4 => {
             let old = [from.source.v4_word(), from.destination.v4_word()];
             let new = [to.source.v4_word(), to.destination.v4_word()];
             let by = Difference::of_words(old, new);
-            edits.update_for_addresses(checksum, by)?;
-            let header_checksum = by.applied_to(edits.half(CHECKSUM_V4)?);
-            let [[a, b], [c, d], [e, f]] = [halves(new[0]), halves(new[1]), halves(ports)];
+            if covers_addresses {
+                edits.update_for_addresses(checksum, by)?;
+            }
             if from.transport_offset == HEADER_V4 {
                 // The ports follow the addresses.
+                let header_checksum = by.applied_to(edits.half(CHECKSUM_V4)?);
+                let [[a, b], [c, d], [e, f]] = [halves(new[0]), halves(new[1]), halves(ports)];
                 return edits.write(CHECKSUM_V4, [header_checksum, a, b, c, d, e, f]);
             }
-            edits.write(CHECKSUM_V4, [header_checksum, a, b, c, d])?;
+            write_addresses_v4(edits, 0, by, new)?;
         }
         Family::V6 => {
-            for (offset, old, new) in [
-                (SOURCE_V6, from.source, to.source),
-                (DESTINATION_V6, from.destination, to.destination),
-            ] {
-                if old != new {
-                    let by = Difference::of_words(old.words(), new.words());
-                    edits.update_for_addresses(checksum, by)?;
-                    edits.write_address_v6(offset, new)?;
-                }
-            }
+            let (old, new) = ([from.source, from.destination], [to.source, to.destination]);
+            replace_addresses_v6(edits, covers_addresses.then_some(checksum), old, new)?;
         }
     }
     if has_new_port {
         edits.write(from.transport_offset, halves(ports))?;
     }
     Ok(())
+}
+
+/// Writes both addresses of the IPv4 header at an offset, and its checksum, which changes by a difference.
+#[inline(always)]
+fn write_addresses_v4<T: PacketEdits>(
+    edits: &mut T,
+    header: u32,
+    by: Difference,
+    [source, destination]: [u32; 2],
+) -> Result<(), T::Error> {
+    let checksum = by.applied_to(edits.half(header + CHECKSUM_V4)?);
+    let [[a, b], [c, d]] = [halves(source), halves(destination)];
+    edits.write(header + CHECKSUM_V4, [checksum, a, b, c, d])
+}
+
+/// Replaces both addresses of the IPv4 header at an offset. Returns the difference.
+#[inline(always)]
+fn replace_addresses_v4<T: PacketEdits>(
+    edits: &mut T,
+    header: u32,
+    [old_source, old_destination]: [Address; 2],
+    [source, destination]: [Address; 2],
+) -> Result<Difference, T::Error> {
+    let old = [old_source.v4_word(), old_destination.v4_word()];
+    let new = [source.v4_word(), destination.v4_word()];
+    let by = Difference::of_words(old, new);
+    write_addresses_v4(edits, header, by, new)?;
+    Ok(by)
+}
+
+/// Replaces the addresses of an IPv6 header, which a checksum may cover as part of the pseudo-header.
+#[inline(always)]
+fn replace_addresses_v6<T: PacketEdits>(
+    edits: &mut T,
+    checksum: Option<TransportChecksum>,
+    [old_source, old_destination]: [Address; 2],
+    [source, destination]: [Address; 2],
+) -> Result<(), T::Error> {
+    for (offset, old, new) in [
+        (SOURCE_V6, old_source, source),
+        (DESTINATION_V6, old_destination, destination),
+    ] {
+        if old != new {
+            if let Some(checksum) = checksum {
+                let by = Difference::of_words(old.words(), new.words());
+                edits.update_for_addresses(checksum, by)?;
+            }
+            edits.write_address_v6(offset, new)?;
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the addresses of a fragment other than the first, which contains no checksum of the transport protocol.
+///
+/// # Errors
+///
+/// Returns the error of the first change that fails. The packet is then damaged and must be dropped.
+#[inline(always)]
+pub fn replace_in_fragment<T: PacketEdits>(
+    edits: &mut T,
+    old: [Address; 2],
+    new: [Address; 2],
+) -> Result<(), T::Error> {
+    if old[0].is_v4() {
+        return replace_addresses_v4(edits, 0, old, new).map(drop);
+    }
+    let ([old_source, old_destination], [source, destination]) = (old, new);
+    if old_source != source {
+        edits.write_address_v6(SOURCE_V6, source)?;
+    }
+    if old_destination != destination {
+        edits.write_address_v6(DESTINATION_V6, destination)?;
+    }
+    Ok(())
+}
+
+/// Replaces addresses of an ICMP error with this header, and the ends of the packet that it quotes. Both packets have the same
+/// family, protocol and transport offset.
+///
+/// The checksum of the quoted transport header is kept up with, as far as the header is quoted. Nobody verifies it, and it
+/// may be incomplete; the checksum of the error covers it.
+///
+/// # Errors
+///
+/// Returns the error of the first change that fails. The packet is then damaged and must be dropped.
+#[inline(always)]
+pub fn replace_error<T: PacketEdits>(
+    edits: &mut T,
+    header: &ErrorHeader,
+    addresses: [Address; 2],
+    (from, to): (&Packet, &Packet),
+) -> Result<(), T::Error> {
+    let checksum = TransportChecksum {
+        offset: header.offset + icmp::CHECKSUM,
+        zero_means_none: false,
+    };
+    let quoted = header.quoted_offset();
+    let old_addresses = [header.source, header.destination];
+    let (old, new) = ([from.source, from.destination], [to.source, to.destination]);
+    let by = match from.family {
+        Family::V4 => {
+            replace_addresses_v4(edits, 0, old_addresses, addresses)?;
+            // The sum over the quoted header stays, because it contains a checksum of its own.
+            replace_addresses_v4(edits, quoted, old, new)?
+        }
+        Family::V6 => {
+            replace_addresses_v6(edits, Some(checksum), old_addresses, addresses)?;
+            replace_quoted_addresses_v6(edits, checksum, quoted, (old, new))?
+        }
+    };
+    replace_quoted_transport(edits, checksum, by, (from, to))
+}
+
+/// Replaces the addresses of the IPv6 header that an ICMP error with this checksum quotes at an offset. Returns the difference.
+#[inline(always)]
+fn replace_quoted_addresses_v6<T: PacketEdits>(
+    edits: &mut T,
+    error_checksum: TransportChecksum,
+    header: u32,
+    ([old_source, old_destination], [source, destination]): ([Address; 2], [Address; 2]),
+) -> Result<Difference, T::Error> {
+    let mut sum = Difference::default();
+    for (offset, old, new) in [
+        (SOURCE_V6, old_source, source),
+        (DESTINATION_V6, old_destination, destination),
+    ] {
+        if old != new {
+            let by = Difference::of_words(old.words(), new.words());
+            edits.update_for_ports(error_checksum, by)?;
+            edits.write(header + offset, address_halves(new))?;
+            sum = sum.plus(by);
+        }
+    }
+    Ok(sum)
+}
+
+/// Replaces the ports in the transport header that an ICMP error with this checksum quotes. `by` is the difference of the
+/// addresses.
+#[inline(always)]
+fn replace_quoted_transport<T: PacketEdits>(
+    edits: &mut T,
+    error_checksum: TransportChecksum,
+    by: Difference,
+    (from, to): (&Packet, &Packet),
+) -> Result<(), T::Error> {
+    let (old_ports, ports) = (ports_of(from), ports_of(to));
+    let by_ports = Difference::of_words([old_ports], [ports]);
+    edits.update_for_ports(error_checksum, by_ports)?;
+    edits.write(from.transport_offset, halves(ports))?;
+    // Nobody verifies the quoted checksum of SCTP.
+    if from.protocol == Protocol::SCTP {
+        return Ok(());
+    }
+    let offset = from.transport_offset + checksum_offset(from.protocol);
+    // The quotation may end before the checksum.
+    let Ok(old) = edits.half(offset) else {
+        return Ok(());
+    };
+    let is_udp = from.protocol == Protocol::UDP;
+    if is_udp && old == 0 {
+        return Ok(());
+    }
+    let new = match by.plus(by_ports).applied_to(old) {
+        0 if is_udp => u16::MAX,
+        new => new,
+    };
+    let by_checksum = Difference::of_words([u32::from(old)], [u32::from(new)]);
+    edits.update_for_ports(error_checksum, by_checksum)?;
+    edits.write(offset, [new])
 }
 
 /// Returns the ports as in a transport header, in network byte order.
@@ -215,6 +401,14 @@ const fn ports_of(packet: &Packet) -> u32 {
 const fn halves(word: u32) -> [u16; 2] {
     let [a, b, c, d] = word.to_ne_bytes();
     [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])]
+}
+
+/// Returns the halves of an IPv6 address's words, in the order of memory.
+#[inline(always)]
+const fn address_halves(address: Address) -> [u16; 8] {
+    let [w, x, y, z] = address.words();
+    let [[a, b], [c, d], [e, f], [g, h]] = [halves(w), halves(x), halves(y), halves(z)];
+    [a, b, c, d, e, f, g, h]
 }
 
 /// Returns the offset of the checksum in a transport header (RFC 9293 section 3.1, RFC 768).

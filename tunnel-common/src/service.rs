@@ -57,6 +57,19 @@ impl FrontendKey {
         }
     }
 
+    /// Creates the key of an address itself, whose value is in [`crate::service_range`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_address(address: Address) -> Self {
+        Self::new(address, Port::from_host(0), Protocol::ANY)
+    }
+
+    /// Returns true if this is the key of an address itself.
+    #[must_use]
+    pub fn is_of_address(&self) -> bool {
+        self.protocol == Protocol::ANY
+    }
+
     /// Returns the key as words, for hashing.
     #[inline(always)]
     #[must_use]

@@ -9,13 +9,16 @@ use core::mem::size_of;
 pub use self::sizes::{Headroom, MapGroup, MapSize, MapSizes};
 use crate::{
     affinity::{Affinity, AffinityKey},
-    flow::{Flow, FlowKey, LinkAddresses},
+    flow::{Flow, FlowKey},
     forward::{RECENT_FLOWS_OF_CPU, Run},
+    fragment::{FragmentKey, FragmentRecord},
     locality::MAX_LOCAL_RANGES,
     older::{OlderFew, OlderMany, OlderShared},
     origin::{Origin, Overflow, OverflowKey},
+    packet_link::PacketLink,
     reason::Reason,
     service::{Backend, Frontend, FrontendKey, ServiceCounts, Slot, SourceRange},
+    service_range::{MAX_SERVICE_RANGES, ServiceRange},
     steering::{SteeringKey, SteeringRecord},
 };
 
@@ -181,12 +184,12 @@ const NO_COMMON_LRU: u32 = 2;
 /// `BPF_F_MMAPABLE`: the daemon maps the values into its memory.
 pub const MMAPABLE: u32 = 1 << 10;
 
-/// The maximum number of uplinks that have addresses of their own in the map `link_addresses`.
-const MAX_UPLINKS: u32 = 256;
+/// The maximum number of links on which packets are translated. A node has a few uplinks, and a link for each of its pods.
+pub const MAX_PACKET_LINKS: u32 = 4096;
 
 maps! {
-    /// Maps each frontend key to the index of its record.
-    SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::Probe))
+    /// Maps each frontend key to the index of its record, and addresses to what is known about them.
+    SERVICES = Map::new::<FrontendKey, u32>("services", MapType::Hash, Entries::BySize(MapSize::Frontends, Headroom::Pairs))
         .with_flags(NO_PREALLOC);
     /// The frontends' records.
     FRONTENDS = Map::new::<u32, Frontend>("frontends", MapType::Array, Entries::BySize(MapSize::Frontends, Headroom::Update));
@@ -251,15 +254,27 @@ maps! {
         .optional();
     /// The keys of recent flows, for each CPU. The programs look among them for flows that give way.
     RECENT_FLOWS = Map::new::<u32, FlowKey>("recent_flows", MapType::Array, Entries::PerCpu(RECENT_FLOWS_OF_CPU))
+        .lasting()
         .optional();
     /// The number of flows that each CPU has begun.
-    RECENT_COUNTS = Map::new::<u32, u32>("recent_counts", MapType::Array, Entries::PerCpu(1)).optional();
+    RECENT_COUNTS = Map::new::<u32, u32>("recent_counts", MapType::Array, Entries::PerCpu(1)).lasting().optional();
+    /// The translations of packets that arrive or leave in fragments.
+    FRAGMENTS = Map::new::<FragmentKey, FragmentRecord>(
+        "fragments",
+        MapType::LruHash,
+        Entries::BySize(MapSize::Fragments, Headroom::Probe),
+    )
+    .optional();
     /// The state of the tc program that runs on each CPU.
     PACKET_RUNS = Map::new::<u32, Run>("packet_runs", MapType::PerCpuArray, Entries::Fixed(1)).optional();
-    /// The addresses of this node that stand for clients on each uplink.
-    LINK_ADDRESSES = Map::new::<u32, LinkAddresses>("link_addresses", MapType::Hash, Entries::Fixed(MAX_UPLINKS)).optional();
+    /// The links on which packets are translated.
+    PACKET_LINKS = Map::new::<u32, PacketLink>("packet_links", MapType::Hash, Entries::Fixed(MAX_PACKET_LINKS))
+        .with_flags(NO_PREALLOC)
+        .optional();
     /// The addresses of local senders.
     LOCAL_RANGES = Map::new::<u32, SourceRange>("local_ranges", MapType::Array, Entries::Fixed(MAX_LOCAL_RANGES)).optional();
+    /// The ranges that contain cluster IPs.
+    SERVICE_RANGES = Map::new::<u32, ServiceRange>("service_ranges", MapType::Array, Entries::Fixed(MAX_SERVICE_RANGES)).optional();
     /// The number of refused packets that were answered in the current second, and the time until which no flow begins.
     PACKET_STATE = Map::new::<u32, u64>("packet_state", MapType::Array, Entries::Fixed(2)).lasting().optional();
 }
@@ -396,5 +411,16 @@ mod tests {
         // BPF_OBJ_NAME_LEN is 16, including the terminating zero byte.
         assert!(MAPS.iter().all(|map| map.name.len() <= 15));
         assert!(PROGRAMS.iter().all(|program| program.name.len() <= 15));
+    }
+
+    #[test]
+    fn a_map_that_is_not_enabled_has_an_entry() {
+        for group in [MapGroup::Steering, MapGroup::Flows, MapGroup::Fragments] {
+            let sizes = MapSizes::default().without(group);
+            let empty = MAPS
+                .iter()
+                .find(|map| map.kind != MapType::SocketStorage && map.entries(sizes, 1) == 0);
+            assert_eq!(empty.map(|map| map.name), None);
+        }
     }
 }

@@ -91,6 +91,9 @@ static FLOW_TIMEOUTS: [Global<u32>; 7] = {
     const NONE: Global<u32> = Global::new(0);
     [NONE; 7]
 };
+/// The time for which fragments follow the first one of their packet, in seconds. Set by the loader.
+#[unsafe(no_mangle)]
+static FRAGMENT_TIMEOUT: Global<u32> = Global::new(0);
 /// The number of CPUs that the kernel may use. Set by the loader.
 #[unsafe(no_mangle)]
 static CPUS: Global<u32> = Global::new(1);
@@ -117,6 +120,12 @@ pub(crate) fn flow_timeouts() -> Timeouts {
         f.load(),
         g.load(),
     ])
+}
+
+/// Returns the time for which fragments follow the first one of their packet, in seconds.
+#[inline(always)]
+pub(crate) fn fragment_timeout() -> u32 {
+    FRAGMENT_TIMEOUT.load()
 }
 
 /// Returns the number of CPUs that the kernel may use.

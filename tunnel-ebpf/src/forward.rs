@@ -1,10 +1,12 @@
-//! Translates packets that arrive on uplinks, and those that leave on them.
+//! Translates packets that arrive on links, and those that leave by them.
+
+mod fragments;
+mod icmp;
 
 use aya_ebpf::programs::TcContext;
 use tunnel_common::{
-    addr::Address,
     forward::{self, End, Flows as _, Run, Step},
-    packet::{self as header, Family, Packet, Unread},
+    packet::{self as header, Packet, Unread},
     reason::Reason,
     rewrite,
 };
@@ -15,64 +17,66 @@ use crate::{
     packet::{self, DROP, NEXT},
 };
 
-/// Changes the destination of a packet that arrives on an uplink.
+/// Changes the destination of a packet that arrives on a link.
 #[inline(always)]
 pub(crate) fn arrive(ctx: &TcContext) -> i32 {
     if !packet::is_for_this_host(ctx) {
         return NEXT;
     }
-    let Some(packet) = read(ctx) else {
-        return NEXT;
+    let packet = match read(ctx) {
+        Ok(packet) => packet,
+        Err(Unread::Icmp) => return icmp::arrive(ctx),
+        Err(Unread::Fragment) => match fragments::arrive(ctx) {
+            Ok(packet) => packet,
+            Err(verdict) => return verdict,
+        },
+        Err(unread) => return leave_alone(unread),
     };
-    act(ctx, forward::arrive(&KernelMaps, &packet), End::Destination)
+    let step = forward::arrive(&KernelMaps, &packet, packet::link(ctx));
+    act(ctx, step, End::Destination)
 }
 
-/// Changes the source of a packet that leaves on an uplink.
+/// Changes the source of a packet that leaves by a link.
 #[inline(always)]
 pub(crate) fn leave(ctx: &TcContext) -> i32 {
     if packet::has_tag(ctx) {
         return NEXT;
     }
-    let Some(packet) = read(ctx) else {
-        return NEXT;
+    let packet = match read(ctx) {
+        Ok(packet) => packet,
+        Err(Unread::Icmp) => return icmp::leave(ctx),
+        Err(Unread::Fragment) => match fragments::leave(ctx) {
+            Ok(packet) => packet,
+            Err(verdict) => return verdict,
+        },
+        Err(unread) => return leave_alone(unread),
     };
-    let own = || own_address(ctx);
     let is_free = |run: &Run| {
         let (own, backend) = (&run.flow.masquerade, &run.flow.backend);
         !packet::has_socket(ctx, run.protocol, own, backend)
     };
-    let step = forward::leave(&KernelMaps, &packet, own, is_free);
+    let links = (packet::link(ctx), packet::returns(ctx));
+    let step = forward::leave(&KernelMaps, &packet, links, is_free);
     act(ctx, step, End::Source)
 }
 
-/// Returns the address of this node that stands for clients on the link by which a packet leaves.
+/// Reads a packet's headers.
 #[inline(always)]
-fn own_address(ctx: &TcContext) -> Option<Address> {
-    let addresses = maps::link_addresses(packet::link(ctx))?;
-    let address = match packet::family(ctx)? {
-        Family::V4 => addresses.v4,
-        Family::V6 => addresses.v6,
-    };
-    (address != Address::UNSPECIFIED).then_some(address)
+fn read(ctx: &TcContext) -> Result<Packet, Unread> {
+    header::read(&packet::Bytes(ctx), packet::family(ctx)?)
 }
 
-/// Reads a packet's headers. Returns `None` if the packet is left alone.
+/// Counts a packet that is left alone. Returns the verdict on it.
 #[inline(always)]
-fn read(ctx: &TcContext) -> Option<Packet> {
-    let family = packet::family(ctx)?;
-    let unread = match header::read(&packet::Bytes(ctx), family) {
-        Ok(packet) => return Some(packet),
-        Err(unread) => unread,
-    };
-    match unread {
-        Unread::Malformed => maps::count_reason(Reason::PacketMalformed),
-        Unread::Fragment => maps::count_reason(Reason::PacketFragment),
-        Unread::NotForwarded | Unread::OtherProtocol => {}
+fn leave_alone(unread: Unread) -> i32 {
+    if unread == Unread::Malformed {
+        maps::count_reason(Reason::PacketMalformed);
     }
-    None
+    NEXT
 }
 
-/// Does what was decided about a packet: replaces one end, and the port of the other end.
+/// Does what was decided about a packet: replaces one end, and the port of the other end. The other fragments of the packet
+/// follow if it is one.
 #[inline(always)]
 fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
     event_log::packet(step);
@@ -94,10 +98,16 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
     let Some((packet, translated)) = ends else {
         return NEXT;
     };
-    match rewrite::replace(&mut packet::Edits(ctx), &packet, &translated) {
-        Ok(()) => NEXT,
-        Err(packet::NotWritable) => DROP,
+    if let Err(packet::NotWritable) =
+        rewrite::replace(&mut packet::Edits(ctx), &packet, &translated)
+    {
+        return DROP;
     }
+    // Read again, because another value would not fit into the stack frame.
+    if KernelMaps.with_run(|run| run.is_fragment != 0) == Some(true) {
+        fragments::follow();
+    }
+    NEXT
 }
 
 /// Counts the packet under the reason in the run, and for its service port.

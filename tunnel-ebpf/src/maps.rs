@@ -28,7 +28,7 @@ use tunnel_common::{
 };
 
 pub(crate) use self::{
-    flows::{link_addresses, may_answer},
+    flows::{leads_to_pods, may_answer},
     older::{
         few, few_or_new, insert_shared, many, many_of_closed, many_or_new, overflow,
         remove_overflow, remove_shared, shared,

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "packets are accessed by BPF helpers")]
 
 pub(crate) mod answer;
+mod sctp;
 
 use core::{
     array,
@@ -26,7 +27,10 @@ use aya_ebpf::{
 use tunnel_common::{
     addr::{Address, Protocol},
     flow::Endpoint,
-    packet::{Family, PacketBytes},
+    packet::{
+        Family, PacketBytes, Unread,
+        extensions::{MAX_OFFSET, Walk},
+    },
     rewrite::{Difference, PacketEdits, TransportChecksum},
 };
 
@@ -60,13 +64,13 @@ fn read_context(ctx: &TcContext, offset: usize) -> u32 {
     unsafe { start.wrapping_byte_add(offset).read_volatile() }
 }
 
-/// Returns the IP version of a packet, or `None` if it is no IP packet.
+/// Returns the IP version of a packet.
 #[inline(always)]
-pub(crate) fn family(ctx: &TcContext) -> Option<Family> {
+pub(crate) fn family(ctx: &TcContext) -> Result<Family, Unread> {
     match protocol(ctx) {
-        ETH_P_IP => Some(Family::V4),
-        ETH_P_IPV6 => Some(Family::V6),
-        _ => None,
+        ETH_P_IP => Ok(Family::V4),
+        ETH_P_IPV6 => Ok(Family::V6),
+        _ => Err(Unread::OtherProtocol),
     }
 }
 
@@ -95,6 +99,12 @@ pub(crate) fn arrive_again(ctx: &TcContext) -> i32 {
 #[inline(always)]
 pub(crate) fn link(ctx: &TcContext) -> u32 {
     read_context(ctx, offset_of!(__sk_buff, ifindex))
+}
+
+/// Returns true if a packet leaves by the link that it has arrived on.
+#[inline(always)]
+pub(crate) fn returns(ctx: &TcContext) -> bool {
+    read_context(ctx, offset_of!(__sk_buff, ingress_ifindex)) == link(ctx)
 }
 
 /// Returns true if a socket of this node would receive packets from `from` to `to`: a connected socket, a listener, or a
@@ -127,6 +137,10 @@ pub(crate) fn has_socket(
         36
     };
     let tuple = &raw mut tuple;
+    if protocol == Protocol::SCTP {
+        // The kernel has no helper that finds sockets of SCTP.
+        return false;
+    }
     let sock = if protocol.is_tcp() {
         // SAFETY: the tuple has at least this length.
         unsafe { bpf_skc_lookup_tcp(ctx.as_ptr(), tuple, length, CURRENT_NAMESPACE, 0) }
@@ -153,6 +167,19 @@ impl PacketBytes for Bytes<'_> {
     fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
         linear(self.0, offset).or_else(|| load(self.0, offset))
     }
+
+    #[inline(always)]
+    fn skip_header(&self, walk: Walk) -> Walk {
+        Walk::from_number(skip_extension_header(self.0.skb.skb, walk.number()))
+    }
+}
+
+/// Calls [`Walk::skip_header`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn skip_extension_header(ctx: *mut __sk_buff, walk: u64) -> u64 {
+    let walk = Walk::from_number(walk);
+    walk.skip_header(&Bytes(&TcContext::new(ctx))).number()
 }
 
 /// A packet that is being changed.
@@ -234,8 +261,18 @@ impl PacketEdits for Edits<'_> {
     }
 
     #[inline(always)]
+    fn update_sctp(&mut self, offset: u32, change: u32) -> Result<(), NotWritable> {
+        match sctp::update_sctp_checksum(self.0.skb.skb, offset, change) {
+            0 => Ok(()),
+            _ => Err(NotWritable),
+        }
+    }
+
+    #[inline(always)]
     fn half(&self, offset: u32) -> Result<u16, NotWritable> {
-        linear(self.0, offset)
+        /// A mask that shows the verifier a bound. No header has this offset.
+        const MASK: u32 = 4 * (MAX_OFFSET + 1) - 1;
+        linear(self.0, offset & MASK)
             .or_else(|| load(self.0, offset))
             .map(|[half]| half)
             .ok_or(NotWritable)

@@ -6,6 +6,7 @@
 //! - `json_list`: responses that are created while the client reads them
 //! - `service_list`: `/services`
 //! - `flow_list`: `/flows`
+//! - `explain_query`: the query of `/explain`
 //! - `status`: `/status`
 //! - `metrics`: `/metrics`
 //! - `readiness`: `/readyz`, and the readiness check that the status, the metrics and the log share
@@ -21,6 +22,7 @@
 mod agent_routes;
 mod client;
 mod connection_limit;
+mod explain_query;
 #[cfg(test)]
 mod fixture;
 mod flood_filter;
@@ -36,7 +38,7 @@ mod readiness;
 mod service_list;
 mod status;
 
-use std::{collections::BTreeMap, io, time::Duration};
+use std::{collections::BTreeMap, io, pin::Pin, time::Duration};
 
 use tokio::sync::watch;
 use tunnel_common::reason::Reason;
@@ -52,6 +54,7 @@ pub use self::{
 };
 use crate::{
     bpf::{AttachmentView, KernelLog},
+    explain::{Explanation, Question},
     flows::{FlowFilter, FlowView, FlowsView},
     identity::{CertificateState, DenyListState},
     listen::UnboundPorts,
@@ -76,6 +79,13 @@ pub type FlowParts = Box<dyn Iterator<Item = io::Result<FlowView>> + Send>;
 
 /// A function that lists the flows that match a filter.
 pub type ListFlows = Box<dyn Fn(FlowFilter) -> FlowParts + Send + Sync>;
+
+/// A function that explains what becomes of a packet or connection. Returns an error if the question can't be answered.
+pub type Explain = Box<dyn Fn(Question) -> ExplanationFuture + Send + Sync>;
+
+/// The future of an explanation.
+pub type ExplanationFuture =
+    Pin<Box<dyn Future<Output = Result<Explanation, String>> + Send + 'static>>;
 
 /// A function that ends all sessions of a node, and returns how many there were.
 pub type EndSessions = Box<dyn Fn(&str) -> usize + Send + Sync>;
@@ -126,6 +136,8 @@ pub struct NodeViews {
     pub flows: watch::Receiver<FlowsView>,
     /// Lists flows.
     pub list_flows: ListFlows,
+    /// Explains packets and connections.
+    pub explain: Explain,
     /// Lists the programmed state of all Services, or only of those with the given name.
     pub services: ListServices,
     /// The counters of the Service ports that have their own metrics.

@@ -4,6 +4,7 @@
 mod agent;
 mod ca;
 mod cleanup;
+mod conntrack_settings;
 mod descriptor_limit;
 mod node;
 mod node_tunnel;

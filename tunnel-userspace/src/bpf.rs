@@ -6,7 +6,7 @@
 //! - `migration`: replaces maps that have other sizes or an older layout
 //! - `map_spec`: a map's type, sizes and flags, as listed in the table or as reported by the kernel
 //! - `data_path`: loads the programs with the pinned maps
-//! - `flow_map`: the map of flows
+//! - `flow_map`: the map of flows; `moving_flows`: moves them to a map of another size
 //! - `programs`: an object's loaded programs, shared by the modules that attach them
 //! - `attach`: attaches programs to the cgroup through pinned links
 //! - `attachment`: keeps the programs attached and pinned
@@ -45,14 +45,17 @@ mod map_spec;
 mod maps;
 mod migration;
 mod mounts;
+mod moving_flows;
 mod open_connections;
 mod open_maps;
+mod packet_trial;
 mod path;
 mod pin;
 mod pin_aliases;
 mod pin_directory;
 mod probe;
 mod programs;
+mod service_lookup;
 mod socket_iterator;
 mod socket_storage;
 mod stray_error;
@@ -68,7 +71,7 @@ pub use self::{
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
     data_path::{DataPath, LoadError, OBJECT, release_object},
-    flow_map::{KernelFlows, MovingFlows},
+    flow_map::KernelFlows,
     globals::{Globals, PacketSettings, ProgramSettings},
     guard::Guard,
     heartbeat::{DaemonHeartbeat, PinDirectoryId},
@@ -78,14 +81,18 @@ pub use self::{
     kernel_offsets::{KernelOffsets, KernelSocketBit},
     maps::{Counters, KernelMaps, KernelSteering},
     mounts::{MountError, mount_bpffs, mount_cgroups},
+    moving_flows::MovingFlows,
+    packet_trial::{PacketTrial, PacketTrials, TrialError},
     path::PathError,
     pin::detach_pinned_link,
     pin_directory::{LeftPins, PinDirectory, PinError},
     probe::{Features, ProbeError, probe},
+    programs::FrameRun,
+    service_lookup::{FrontendLookup, ServiceLookup},
     socket_storage::{SocketStorage, SocketStorageError},
     stray_error::StrayError,
     stray_programs::{StrayPrograms, detach_strays, take_over_strays},
     sys::RcuGrace,
     translation::Translation,
-    uplink_programs::{FrameRun, UplinkError},
+    uplink_programs::UplinkError,
 };

@@ -3,6 +3,7 @@
 
 mod agent_status;
 mod ca;
+mod explain;
 mod flows;
 mod node_status;
 mod nodes;
@@ -22,6 +23,7 @@ use tokio::runtime::{Builder, Runtime};
 
 pub use self::{
     ca::{CaCommand, CaInit, CaIssue, CaShow, IssueArgs},
+    explain::ExplainArgs,
     flows::FlowsArgs,
     nodes::{NodesArgs, NodesCommand},
 };
@@ -57,8 +59,8 @@ pub enum Command {
     /// and is needed only where the service proxy lacks the privileges to enter pods.
     Sockets(RunArgs),
     /// Mount the file systems that culvert node needs: a BPF file system and the cgroup v2 hierarchy.
-    /// Existing mounts are left alone.
-    Prepare(ConfigArgs),
+    /// Existing mounts are left alone. Write the kernel's settings of connection tracking that the config contains.
+    Prepare(PrepareArgs),
     /// Remove everything that culvert node created with this config: programs, maps, routes and files.
     Cleanup(ConfigArgs),
     /// Create a CA for the tunnel, and issue certificates for gateways and agents.
@@ -97,6 +99,8 @@ pub enum QueryCommand {
     Backends(ServiceArgs),
     /// Show the flows of packets from outside this node that are translated.
     Flows(FlowsArgs),
+    /// Explain what becomes of a packet or connection on this node, and why, without an effect on it.
+    Explain(ExplainArgs),
     /// Show the edge nodes that this node's gateway knows, and their sessions. For a single node, also show the
     /// clients that hold the most streams. The subcommand end ends the sessions of a node.
     Nodes(NodesArgs),
@@ -153,11 +157,7 @@ impl NodeArgs {
     ///
     /// Returns an error if a file can't be read or is invalid.
     pub fn config(&self) -> Result<(Config, Vec<Warning>), ConfigError> {
-        let own = &self.run.config.config;
-        match &self.kube_proxy_config {
-            Some(file) => Config::read_with_kube_proxy(own, Path::new(DEFAULT_CONFIG), file),
-            None => Ok((Config::read(own)?, Vec::new())),
-        }
+        read_config(&self.run.config.config, self.kube_proxy_config.as_deref())
     }
 }
 
@@ -193,6 +193,40 @@ pub struct QueryArgs {
     /// The output format.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
     output: OutputFormat,
+}
+
+/// The arguments of `culvert prepare`.
+#[derive(Debug, Args)]
+pub struct PrepareArgs {
+    /// The config file.
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// kube-proxy's config file, as for culvert node.
+    #[arg(long, value_name = "FILE")]
+    kube_proxy_config: Option<PathBuf>,
+}
+
+impl PrepareArgs {
+    /// Reads the config.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file can't be read or is invalid.
+    pub fn config(&self) -> Result<Config, ConfigError> {
+        let read = read_config(&self.config.config, self.kube_proxy_config.as_deref());
+        read.map(|(config, _)| config)
+    }
+}
+
+/// Reads a config and, if there is one, kube-proxy's config file. Also returns the fields in that file that have no effect.
+fn read_config(
+    own: &Path,
+    kube_proxy: Option<&Path>,
+) -> Result<(Config, Vec<Warning>), ConfigError> {
+    match kube_proxy {
+        Some(file) => Config::read_with_kube_proxy(own, Path::new(DEFAULT_CONFIG), file),
+        None => Ok((Config::read(own)?, Vec::new())),
+    }
 }
 
 /// The arguments of a query about Services.
@@ -275,6 +309,7 @@ impl QueryCommand {
             Self::Status(args) => status(&args),
             Self::Nodes(args) => args.run(),
             Self::Flows(args) => args.run(),
+            Self::Explain(args) => args.run(),
             Self::Services(args) if args.name.is_some() => args.run(service_tables::render_details),
             Self::Services(args) => args.run(service_tables::render),
             Self::Backends(args) => args.run(service_tables::render_backends),

@@ -4,6 +4,7 @@
 mod admin;
 mod allowed_values;
 mod bpf;
+mod conntrack;
 mod kube_proxy;
 mod log;
 mod numeric_ranges;
@@ -23,9 +24,10 @@ use std::{
 
 pub use admin::{AdminConfig, HealthzConfig};
 pub use bpf::{BpfConfig, Cgroup};
+pub use conntrack::ConntrackConfig;
 pub use kube_proxy::Warning;
 pub use log::LogConfig;
-pub use packets::{FlowTimeouts, MasqueradeAddress, PacketsConfig};
+pub use packets::{FlowTimeouts, LinkSelection, MasqueradeAddress, PacketsConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -58,6 +60,8 @@ pub struct Config {
     pub service: ServiceConfig,
     /// The settings for the kernel programs and their maps.
     pub bpf: BpfConfig,
+    /// The kernel's settings of connection tracking that `culvert prepare` writes.
+    pub conntrack: ConntrackConfig,
     /// The termination of sockets that are connected to a removed backend.
     pub sockets: sockets::TerminatorSettings,
     /// The directory for the daemon's sockets and state.
@@ -81,6 +85,7 @@ impl Default for Config {
             source: SourceConfig::default(),
             service: ServiceConfig::default(),
             bpf: BpfConfig::default(),
+            conntrack: ConntrackConfig::default(),
             sockets: sockets::TerminatorSettings::default(),
             state_dir: "/var/lib/culvert".into(),
             admin: AdminConfig::default(),
@@ -272,6 +277,7 @@ impl Config {
         numeric_ranges::check(self)?;
         self.source.check()?;
         self.service.check()?;
+        self.conntrack.check()?;
         let protocols = &self.sockets.terminate;
         let is_duplicate = |index: &usize| protocols[..*index].contains(&protocols[*index]);
         if let Some(index) = (0..protocols.len()).find(is_duplicate) {

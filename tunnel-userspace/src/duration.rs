@@ -46,6 +46,22 @@ impl fmt::Display for DisplayDuration {
     }
 }
 
+/// The maximum of a timeout that a 32-bit number of seconds or ticks stands for.
+const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 86_400);
+
+/// Checks that a timeout is a number of seconds, at least `min` and at most 30 days. Returns the reason if it is not.
+pub(crate) fn check_seconds(timeout: Duration, min: Duration) -> Result<(), String> {
+    if (min..=MAX_TIMEOUT).contains(&timeout) && timeout.subsec_nanos() == 0 {
+        return Ok(());
+    }
+    Err(format!(
+        "must be a number of seconds from {} to {}, but is {}",
+        DisplayDuration(min),
+        DisplayDuration(MAX_TIMEOUT),
+        DisplayDuration(timeout)
+    ))
+}
+
 fn parse(text: &str) -> Option<Duration> {
     let unit = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit);

@@ -3,20 +3,23 @@
 //!
 //! - `sweep`: counts flows, and removes those that are over
 //! - `list`: lists flows
+//! - `copy`: copies flows to a map of another size
 //! - `sweeper`: sweeps from time to time, and reports when the map is full
 
+mod copy;
 mod list;
 mod sweep;
 mod sweeper;
 
 use std::{iter, ops::Deref};
 
-use tunnel_common::flow::{Flow, FlowKey, Role, Seen};
+use tunnel_common::flow::{Flow, FlowKey, Phase, Role, Seen};
 
 pub use self::{
+    copy::{CopiedFlows, FlowCopy, WritableFlowMap},
     list::{FlowFilter, FlowView, list},
     sweep::{FlowCounts, SweepError, sweep},
-    sweeper::{FlowSweeper, FlowsView, SweeperSettings},
+    sweeper::{FlowSenders, FlowSweeper, FlowsView, SweeperSettings},
 };
 use crate::{
     clock::since_boot,
@@ -81,13 +84,29 @@ pub fn now() -> u32 {
 }
 
 /// Returns the entry with a role of the flow that an entry belongs to, if it belongs to the same flow.
-fn entry_of<M: FlowMap + ?Sized>(
+pub(crate) fn entry_of<M: FlowMap + ?Sized>(
     map: &M,
     of: &Flow,
     role: Role,
 ) -> Result<Option<Flow>, ReadError> {
     let found = map.find(&of.key_of(role))?;
     Ok(found.filter(|found| found.has_ends_of(of) && found.role == role))
+}
+
+/// Returns true if a flow is an open connection, which never gives way to another flow. `dialled` is the entry for packets
+/// from the client.
+///
+/// # Errors
+///
+/// Returns an error if the map can't be read.
+pub fn is_open<M: FlowMap + ?Sized>(map: &M, dialled: &Flow) -> Result<bool, ReadError> {
+    if !dialled.protocol.has_connections() {
+        return Ok(false);
+    }
+    let forwarded = entry_of(map, dialled, Role::FORWARDED)?;
+    let seen = Activity::of(dialled, forwarded.as_ref()).seen;
+    let phase = seen.phase(dialled.protocol);
+    Ok(matches!(phase, Phase::Established | Phase::HalfClosed))
 }
 
 /// The events that the packets of both directions have shown, and the time of the last one.

@@ -14,6 +14,7 @@
 //! - [`bpf`]: all code that uses aya or calls bpf(2)
 //! - [`flows`]: counts, lists and removes the flows of translated packets
 //! - [`identity`]: certificates for gateways and agents: the CA, the store that watches their files, and TLS
+//! - [`explain`]: explains what becomes of a packet or connection
 //! - [`events`]: Kubernetes Events for problems that need an operator's attention
 //! - [`admin`]: the HTTP endpoints for status, metrics and health
 //! - [`tunnel`]: connections from an ingress through a gateway to an edge node's agent
@@ -44,6 +45,7 @@ pub mod drain;
 mod duration;
 pub mod error_chain;
 pub mod events;
+pub mod explain;
 pub mod file_descriptors;
 pub mod flows;
 pub mod fuzz;

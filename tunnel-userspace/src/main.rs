@@ -29,7 +29,7 @@ fn run(command: Command) -> Result<()> {
         Command::Agent(args) => return run_with_config(&args, app::agent),
         Command::Sockets(args) => return run_with_config(&args, app::sockets_helper),
         Command::Query(look) => return Ok(look.run()?),
-        Command::Prepare(args) => app::prepare_mounts(&Config::read(&args.config)?)?.join("\n"),
+        Command::Prepare(args) => app::prepare_mounts(&args.config()?)?.join("\n"),
         Command::Cleanup(args) => app::cleanup(&Config::read(&args.config)?)?.join("\n"),
         Command::Ca { command } => match command {
             CaCommand::Init(args) => app::ca_init(&args.dir, args.days)?,

@@ -19,6 +19,7 @@ mod link_header;
 mod local_listeners;
 mod netlink;
 mod packets;
+mod route_lookup;
 mod route_sync;
 mod snapshot;
 mod sock_diag;
@@ -48,8 +49,10 @@ pub use self::{
     local_listeners::Listeners,
     netlink::NetError,
     packets::{
-        AddressPair, LocalSenders, PacketLinkSettings, PacketLinks, PacketsView, UplinkTranslation,
+        AddressPair, LocalOnLink, LocalSenders, PacketLinkSettings, PacketLinks, PacketPrograms,
+        PacketsView, TranslatedLink,
     },
+    route_lookup::{Arrival, Way, index_of_link, way_to},
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
     uplinks::{LinkSettings, PodRanges, matches_link},
@@ -293,7 +296,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
             problems.push(chain(&error));
         }
         view.uplinks = links.uplinks.values().cloned().collect();
-        view.pod_links.clone_from(&links.pod_links);
+        view.pod_links = links.pod_links.values().cloned().collect();
         view.refused_links.clone_from(&links.unproven_links);
         let ranges = network.pod_ranges.all().map(ToString::to_string);
         view.pod_ranges = (!self.settings.names_uplinks).then(|| ranges.collect());

@@ -221,6 +221,8 @@ pub struct NodeInfo {
     pub node_addresses: NodeAddresses,
     /// The algorithm for Services that don't select one.
     pub default_algorithm: model::Algorithm,
+    /// True if packets are translated. Without that, SCTP ports are not planned, because sockets of SCTP meet no hook.
+    pub translates_packets: bool,
 }
 
 impl NodeInfo {
@@ -260,8 +262,9 @@ pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
         let family = Family::of(*ip);
         let sources = source_ranges::allowed_clients(service, family, node_info);
         let sources: Arc<[SourceRange]> = sources.into();
-        let ports = service.ports.iter();
-        for port in ports.filter(|port| is_supported(port.protocol)) {
+        let is_served =
+            |port: &&ServicePort| port.protocol != Protocol::SCTP || node_info.translates_packets;
+        for port in service.ports.iter().filter(is_served) {
             let name = PortName {
                 service: service.name.clone(),
                 port: Arc::clone(&port.name),
@@ -275,12 +278,6 @@ pub fn plan_service(state: &ServiceState, node_info: &NodeInfo) -> ServicePlan {
         }
     }
     plans
-}
-
-/// Returns true if sockets that use this protocol can be translated. SCTP sockets can't: the kernel has no
-/// connect hook for them.
-fn is_supported(protocol: Protocol) -> bool {
-    protocol == Protocol::TCP || protocol == Protocol::UDP
 }
 
 fn plan_port(

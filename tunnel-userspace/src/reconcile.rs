@@ -10,6 +10,7 @@
 //!
 //! These modules support the others:
 //!
+//! - `cluster_addresses`: writes which addresses are cluster IPs
 //! - `background_job`: runs a job on its own thread, so that the loop need not wait for it
 //! - `grace_period`: holds removed entries until an RCU grace period has passed and they can be freed
 //! - `held_addresses_file`: saves which edge node holds each address
@@ -24,6 +25,7 @@
 //! - `timers`: the timers of `reconcile_loop`
 
 mod background_job;
+mod cluster_addresses;
 mod desired_plans;
 mod grace_period;
 mod held_addresses_file;
@@ -45,6 +47,7 @@ pub use tunnel_common::table::MapSizes;
 
 pub use self::{
     background_job::ThreadPanicked,
+    cluster_addresses::{AddressMaps, ClusterAddresses},
     desired_plans::PlanSettings,
     grace_period::{GracePeriod, RetiredEntries},
     held_addresses_file::{

@@ -43,21 +43,24 @@ pub(crate) struct Options {
     keep: bool,
     /// Service proxy to test.
     #[arg(long, value_enum, default_value = "culvert")]
-    proxy: Proxy,
+    proxy: ServiceProxy,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-enum Proxy {
+enum ServiceProxy {
     /// Culvert, deployed with its image and manifests.
     Culvert,
+    /// The same, but packets are also translated on the links of pods (`service.packets.links: all`).
+    CulvertAllLinks,
     /// kube-proxy in its nftables mode.
     KubeProxy,
 }
 
-impl Proxy {
+impl ServiceProxy {
     const fn name(self) -> &'static str {
         match self {
             Self::Culvert => "culvert",
+            Self::CulvertAllLinks => "culvert-all-links",
             Self::KubeProxy => "kube-proxy",
         }
     }
@@ -83,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .arg("--kit")
         .arg(&components)
         .args(["--proxy", options.proxy.name()]);
-    if options.proxy == Proxy::Culvert {
+    if options.proxy != ServiceProxy::KubeProxy {
         let image = components.join("culvert.tar");
         package::run(Profile::Vm, package::NAME.to_owned(), Some(image.clone()))?;
         command.arg("--image").arg(image);

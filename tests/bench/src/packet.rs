@@ -71,6 +71,8 @@ enum Path {
     Masqueraded,
     /// To the backend on the node directly, through a node that translates other packets.
     Foreign,
+    /// From a pod of the node to the backend on the node directly.
+    PodToPod,
 }
 
 impl Path {
@@ -79,13 +81,22 @@ impl Path {
             Self::Here => "here",
             Self::Masqueraded => "other node",
             Self::Foreign => "not a Service",
+            Self::PodToPod => "pod to pod",
         }
     }
 
     const fn place(self) -> Place {
         match self {
-            Self::Here | Self::Foreign => Place::Here,
+            Self::Here | Self::Foreign | Self::PodToPod => Place::Here,
             Self::Masqueraded => Place::Elsewhere,
+        }
+    }
+
+    /// Returns the path with which this one is compared.
+    const fn direct(self) -> Self {
+        match self {
+            Self::Here | Self::Foreign => Self::Here,
+            Self::Masqueraded | Self::PodToPod => self,
         }
     }
 }
@@ -158,6 +169,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             );
         }
     }
+    if let Some(count) = options.services.first() {
+        rows.push(all_links_row(&mut nodes, *count, options)?);
+    }
     for count in &options.nft {
         rows.extend(node_port_rows(
             &mut nodes,
@@ -204,16 +218,36 @@ fn direct_rows(nodes: &mut Nodes, name: &str, translator: Translator) -> Result<
     let node = nodes
         .create(translator, CPU)
         .with_context(|| name.to_owned())?;
-    let row = |path: Path| Row {
+    let row = |path: Path, client: Sandbox| Row {
         variant: name.to_owned(),
         culvert: None,
         path,
-        client: node.client(),
+        client,
         first: node.backend(path.place()),
         count: nodes::USED,
         apart: 1,
     };
-    Ok(vec![row(Path::Here), row(Path::Masqueraded)])
+    Ok(vec![
+        row(Path::Here, node.client()),
+        row(Path::Masqueraded, node.client()),
+        row(Path::PodToPod, node.client_pod()?),
+    ])
+}
+
+/// Creates the row of a node that also translates packets on the links of pods.
+fn all_links_row(nodes: &mut Nodes, count: u32, options: &Options) -> Result<Row> {
+    let mut settings = options.common.settings()?;
+    "packets: { links: all }".clone_into(&mut settings.node_ports);
+    let node = nodes.create(Translator::Culvert(count, settings), CPU)?;
+    Ok(Row {
+        variant: format!("{} with all links", node.name()),
+        culvert: Some(count),
+        path: Path::PodToPod,
+        client: node.client_pod()?,
+        first: node.backend(Place::Here),
+        count: nodes::USED,
+        apart: 1,
+    })
 }
 
 fn culvert_rows(nodes: &mut Nodes, count: u32, options: &Options) -> Result<Vec<Row>> {
@@ -278,7 +312,7 @@ fn measure(row: &Row, millis: u64, prefix: &[String]) -> Result<Report> {
 
 /// Returns the index of the row with direct requests that a row is compared with.
 fn direct_of(rows: &[Row], path: Path) -> usize {
-    let is_same = |row: &Row| row.path.place() == path.place();
+    let is_same = |row: &Row| row.path == path.direct();
     rows.iter().position(is_same).unwrap_or(0)
 }
 
@@ -346,6 +380,10 @@ fn verdicts(lines: &[Medians], rounds: &[Vec<Report>], times: &Times) -> Vec<Ver
             Path::Foreign => {
                 let target = format!("{name}: at least 0.980 of direct");
                 verdicts.push(at_least(target, to_direct, 980));
+            }
+            Path::PodToPod => {
+                let target = format!("{name}: at least 0.970 of direct");
+                verdicts.push(at_least(target, to_direct, 970));
             }
         }
     }

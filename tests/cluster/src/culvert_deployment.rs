@@ -39,6 +39,8 @@ pub struct CulvertDeployment {
     pub manifests: PathBuf,
     /// The archive of the image that the manifests refer to.
     pub image: PathBuf,
+    /// True if packets are also translated on the links that lead to pods (`service.packets.links: all`).
+    pub includes_pod_links: bool,
 }
 
 /// Deploys Culvert to all nodes, and waits until it is ready.
@@ -53,7 +55,7 @@ pub(super) fn deploy(
     }
     let manifests = scratch.join("deploy");
     copy(&deployment.manifests, &manifests)?;
-    fill_in(&manifests, nodes)?;
+    fill_in(&manifests, nodes, deployment.includes_pod_links)?;
     create_certificates(kubectl, nodes)?;
     // The admission plugin NodeRestriction keeps kubelets from setting this label themselves.
     let cloud = nodes.first().context("the cluster has no node")?;
@@ -69,7 +71,7 @@ pub(super) fn deploy(
 }
 
 /// Replaces the placeholders in the manifests, and adds settings to the configuration files.
-fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
+fn fill_in(manifests: &Path, nodes: &[Node], includes_pod_links: bool) -> Result<()> {
     let [cloud, _] = network::addresses(0);
     for (name, placeholder) in PLACEHOLDERS {
         edit_file(&manifests.join(name), |text| {
@@ -82,7 +84,7 @@ fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
     }
     let first = nodes.first().context("the cluster has no node")?;
     for name in CONFIGS {
-        let settings = additional_settings(first);
+        let settings = additional_settings(first, includes_pod_links);
         edit_file(&manifests.join(name), |text| Ok(text + &settings))?;
     }
     Ok(())
@@ -90,10 +92,12 @@ fn fill_in(manifests: &Path, nodes: &[Node]) -> Result<()> {
 
 /// Returns the settings that these nodes need because their pods are in a cgroup below the root, and because
 /// their Node objects have no pod CIDRs. The settings are the same on every node.
-fn additional_settings(node: &Node) -> String {
+fn additional_settings(node: &Node, includes_pod_links: bool) -> String {
+    let links = if includes_pod_links { "all" } else { "uplinks" };
     format!(
         "bpf: {{ cgroup: {} }}\n\
-         service: {{ detectLocal: ClusterCIDR, clusterCIDRs: [\"10.244.0.0/16\", \"fd00:244::/32\"] }}\n",
+         service: {{ detectLocal: ClusterCIDR, clusterCIDRs: [\"10.244.0.0/16\", \"fd00:244::/32\"], \
+         packets: {{ links: {links} }} }}\n",
         node.shared_cgroup_path.display()
     )
 }

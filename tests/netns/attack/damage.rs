@@ -198,6 +198,11 @@ impl Clients {
         self.failed.load(Ordering::Relaxed)
     }
 
+    /// Waits until no connection has failed for a while.
+    fn wait_for_recovery(&self) -> Result<()> {
+        wait::until(LIMIT, || self.expect_connects().is_ok())
+    }
+
     /// Waits until both clients have connected without a failure since `failed` was read.
     fn expect_connects(&self) -> Result<()> {
         let (failed, connects) = (self.failed(), self.connects.load(Ordering::Relaxed));
@@ -253,6 +258,10 @@ fn inflict(scene: &Scene, clients: &Clients, damage: &Damage) -> Result<()> {
             .with_context(|| format!("/readyz says: {}", not_ready(node)))?;
     } else {
         wait::until(LIMIT, || restored(node) > before).context("nothing was restored")?;
+    }
+    if damage.effect == Effect::Repaired {
+        // A check that began before the damage was complete restores only a part of it.
+        clients.wait_for_recovery()?;
     }
     let took = start.elapsed();
     clients.expect_connects()?;

@@ -8,11 +8,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Protocol, Socket, Type};
-use tunnel_tests::{load_scale::LoadScale, wait};
+use tunnel_tests::{load_scale::LoadScale, sandbox::Sandbox, wait};
 
 use super::{ENABLED, connect_to_node_port, exchange_stream, start_with_remote_backend};
 use crate::{
     fixture::Scene,
+    migration::imitate_older_layout,
     service_addresses::{NODE_DNS, NODE_HTTP},
     support::{Dialer, HOST, ensure_eq},
 };
@@ -34,16 +35,50 @@ fn a_flood_of_datagrams_breaks_no_connection_and_new_ones_come_through() -> Resu
 
     // The daemon sweeps nothing: the programs make room by themselves.
     scene.node.kill9()?;
-    for dialer in [Dialer::V4, Dialer::V6].into_iter().cycle().take(1_000) {
-        let socket = dialer.udp_socket(client)?;
-        socket.send_to(b"flood", dialer.address(HOST, NODE_DNS))?;
-    }
+    send_datagrams(client, 1_000)?;
 
     for (one, other) in &open {
         exchange_stream(one, other).context("an open connection")?;
     }
     let (one, other) = connect().context("a new connection")?;
     exchange_stream(&one, &other)?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "independent of the kernel: `under_load` changes the map while flows begin, too"]
+fn connections_begin_at_once_after_a_full_map_was_replaced_or_taken_over() -> Result<()> {
+    const FLOWS: u32 = 256;
+    let scene = Scene::with(&["backend"], |settings| {
+        ENABLED.clone_into(&mut settings.node_ports);
+        settings.maps.flows = FLOWS;
+    })?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
+    let (node, client) = (&scene.node, scene.node.outside());
+    let resize = |flows| {
+        node.resize(|settings| settings.maps.flows = flows)?;
+        node.restart()
+    };
+    let upgrade = || {
+        node.kill9()?;
+        imitate_older_layout(node)?;
+        node.start()
+    };
+    let changes: [(&str, &dyn Fn() -> Result<()>); 3] = [
+        ("a smaller map", &|| resize(FLOWS / 8)),
+        ("an older layout", &upgrade),
+        ("a map that is smaller still", &|| resize(FLOWS / 16)),
+    ];
+
+    for (what, change) in changes {
+        send_datagrams(client, 2 * FLOWS)?;
+        change().context(what)?;
+        for number in 0..8 {
+            let connected = connect_to_node_port(client, &backend);
+            let (one, other) = connected.with_context(|| format!("{what}, connection {number}"))?;
+            exchange_stream(&one, &other)?;
+        }
+    }
     Ok(())
 }
 
@@ -95,6 +130,16 @@ fn more_connections_than_fit_and_a_flood_of_syns_break_no_open_connection() -> R
         expect_open("in the end")?;
     }
     ensure_eq("left", open.len(), usize::try_from(flows / 2)?)
+}
+
+/// Sends datagrams to the node port, each from a socket of its own.
+fn send_datagrams(client: &Sandbox, number: u32) -> Result<()> {
+    let dialers = [Dialer::V4, Dialer::V6].into_iter().cycle();
+    for (_, dialer) in (0..number).zip(dialers) {
+        let socket = dialer.udp_socket(client)?;
+        socket.send_to(b"flood", dialer.address(HOST, NODE_DNS))?;
+    }
+    Ok(())
 }
 
 /// Exchanges a byte in each direction.

@@ -105,25 +105,41 @@ fn programs_and_filters_of_others_on_uplinks_are_named() -> Result<()> {
 }
 
 /// Starts a command, and waits until its output contains a word.
-fn start_and_wait(command: Command<'_>, output: &Path, word: &str) -> Result<Process> {
+pub(super) fn start_and_wait(command: Command<'_>, output: &Path, word: &str) -> Result<Process> {
     let process = command.log(log::append(output)?).start()?;
     let has_word = || fs::read_to_string(output).is_ok_and(|it| it.contains(word));
     wait::until(CHANGE_TIMEOUT, has_word).with_context(|| format!("not {word}"))?;
     Ok(process)
 }
 
-/// The node's addresses on the link `tun`.
-const NEAR: [IpAddr; 2] = [
+/// The node's addresses on the link to [`REMOTE`].
+pub(super) const NEAR: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 1)),
 ];
+
+/// Sets up an end of the link between the node and [`REMOTE`].
+pub(super) fn set_up(sandbox: &Sandbox, link: &str, [v4, v6]: [IpAddr; 2]) -> Result<()> {
+    sandbox.ip(&format!(
+        "link set lo up\n\
+         link set {link} up\n\
+         addr add {v4}/28 dev {link}\n\
+         addr add {v6}/64 dev {link} nodad\n"
+    ))
+}
+
+/// Routes everything from [`REMOTE`] to the node.
+pub(super) fn route_to_node_from(remote: &Sandbox) -> Result<()> {
+    NEAR.into_iter()
+        .try_for_each(|gateway| remote.ip(&format!("route add default via {gateway}\n")))
+}
 
 /// Creates the pod [`REMOTE`] on another node, to which a link without a link-layer header leads. Returns the processes that
 /// pass on packets, too.
 fn remote_behind_tun(scene: &Scene) -> Result<(Sandbox, [Process; 2])> {
     let remote = scene.node.network().create_unconnected("remote")?;
     let directory = scene.node.network().lab().directory();
-    let end = |sandbox: &Sandbox, own: &str, peer: &str, [v4, v6]: [IpAddr; 2]| -> Result<_> {
+    let end = |sandbox: &Sandbox, own: &str, peer: &str, ips: [IpAddr; 2]| -> Result<_> {
         let path = |name: &str| directory.join(name).display().to_string();
         let output = directory.join(format!("{own}.log"));
         let create = sandbox
@@ -131,19 +147,12 @@ fn remote_behind_tun(scene: &Scene) -> Result<(Sandbox, [Process; 2])> {
             .option("--own", path(own))
             .option("--peer", path(peer));
         let process = start_and_wait(create, &output, "created")?;
-        sandbox.ip(&format!(
-            "link set lo up\n\
-             link set tun up\n\
-             addr add {v4}/28 dev tun\n\
-             addr add {v6}/64 dev tun nodad\n"
-        ))?;
+        set_up(sandbox, "tun", ips)?;
         Ok(process)
     };
     let near = end(scene.node.host(), "near", "far", NEAR)?;
     let far = end(&remote, "far", "near", REMOTE.ips())?;
-    for gateway in NEAR {
-        remote.ip(&format!("route add default via {gateway}\n"))?;
-    }
+    route_to_node_from(&remote)?;
     Ok((remote, [near, far]))
 }
 

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A rule that makes the kernel track connections.
-const TRACKING: &str = "table inet tracking {
+pub(super) const TRACKING: &str = "table inet tracking {
   chain forward {
     type filter hook forward priority 0; policy accept
     ct state established,related counter accept
@@ -79,7 +79,7 @@ impl Tracked {
     }
 }
 
-fn load_rules(scene: &Scene, name: &str, rules: &str) -> Result<()> {
+pub(super) fn load_rules(scene: &Scene, name: &str, rules: &str) -> Result<()> {
     let directory = scene.node.network().lab().directory();
     nft::loader(scene.node.host())
         .load(directory, name, rules)

@@ -11,7 +11,7 @@ use tunnel_tests::{
 };
 use tunnel_userspace::{
     bpf::{self, Counters, Features, PacketSettings, PinDirectory},
-    net::{UplinkGuard as _, UplinkTranslation as _},
+    net::{PacketPrograms as _, UplinkGuard as _},
 };
 
 use crate::{
@@ -50,7 +50,7 @@ fn expect_guard_first(is_guard_first: bool, tcx: bool) -> Result<()> {
     let client = node.outside().udp("0.0.0.0:0")?;
     client.send_to(&[0; 2000], "198.19.0.1:53")?;
     ensure_eq("dropped", count(&counters, Reason::GuardDropped)?, 2)?;
-    ensure_eq("fragments", count(&counters, Reason::PacketFragment)?, 0)
+    ensure_eq("fragments", count(&counters, Reason::FragmentUnmatched)?, 0)
 }
 
 #[test]

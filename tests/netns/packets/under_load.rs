@@ -12,17 +12,18 @@ use tunnel_tests::{
     http,
     load::{Plan, StopSignal, tcp, udp},
     load_scale::LoadScale,
+    network_drops,
     sandbox::Sandbox,
     wait,
 };
 
-use super::{remote_server, service};
+use super::{remote_server, serve_in, service};
 use crate::{
     background_load::expect_all_answered,
     fixture::Scene,
     migration::imitate_older_layout,
     packets::{REMOTE, route_to_node},
-    service_addresses::{NODE_DNS, NODE_HTTP},
+    service_addresses::{NODE_DNS, NODE_HTTP, configured},
     support::{Dialer, HOST, ensure_eq, query},
 };
 
@@ -112,11 +113,28 @@ type Change<'a> = (&'static str, &'a dyn Fn() -> Result<()>);
 fn open_flows_go_on_and_new_ones_begin_while_the_daemon_is_killed_replaced_and_upgraded()
 -> Result<()> {
     let scene = Scene::new(&[])?;
-    let node = &scene.node;
     route_to_node(&scene)?;
-    let _remote = remote_server(&scene, "backend")?;
-    node.start()?;
+    let (remote, _server) = remote_server(&scene, "backend")?;
+    scene.node.start()?;
     scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    expect_uninterrupted(&scene, &remote)
+}
+
+#[test]
+#[ignore = "independent of the kernel: the test above makes the same changes"]
+fn flows_that_are_translated_on_links_of_pods_go_on_in_the_same_way() -> Result<()> {
+    let scene = configured("packets: { links: all }")?;
+    let pod = scene.node.pod("masqueraded")?;
+    let ips = [pod.v4(), pod.v6()];
+    let _server = serve_in(&scene, &pod, "backend")?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(ips))?;
+    expect_uninterrupted(&scene, &pod)
+}
+
+/// Makes changes while flows from outside are open, and others begin.
+fn expect_uninterrupted(scene: &Scene, server: &Sandbox) -> Result<()> {
+    let node = &scene.node;
     let client = node.outside();
     let open = OpenFlows::open(client)?;
 
@@ -150,10 +168,50 @@ fn open_flows_go_on_and_new_ones_begin_while_the_daemon_is_killed_replaced_and_u
     under_load(client, &open, || {
         for (what, change) in changes {
             change().context(what)?;
-            open.wait_for_round().context(what)?;
+            open.wait_for_round()
+                .with_context(|| counts((scene, server), what))?;
         }
         Ok(())
     })
+    .with_context(|| counts((scene, server), "in the end"))
+}
+
+/// Returns what was changed, and why the programs have refused or dropped packets since then.
+fn counts((scene, server): (&Scene, &Sandbox), what: &str) -> String {
+    let reasons = [
+        "cluster_ip_unallocated",
+        "cluster_port_unused",
+        "fragment_unmatched",
+        "icmp_error_unmatched",
+        "packet_malformed",
+        "no_backend",
+        "no_local_backend",
+        "record_invalid",
+        "record_unstable",
+        "flows_full",
+        "flow_unallocated",
+        "ports_full",
+        "icmp_error_translated",
+    ];
+    let counts = reasons.map(|reason| {
+        let count = scene.node.reason_count(reason).unwrap_or_default();
+        format!("{reason}: {count}")
+    });
+    let drops_at = |sandbox: &Sandbox| network_drops::of_process(sandbox.pid());
+    let drops = [
+        ("host", drops_at(scene.node.host())),
+        ("client", drops_at(scene.node.outside())),
+        ("server", drops_at(server)),
+    ];
+    let flows = scene.node.culvert(&["flows"]).map(|flows| flows.stdout);
+    let flows = flows.unwrap_or_default();
+    let is_unanswered = |line: &&str| line.contains("UDP") && line.contains("unanswered");
+    let datagrams: Vec<&str> = flows.lines().filter(is_unanswered).take(20).collect();
+    let states = scene.node.status().map(|status| status["flows"].clone());
+    format!(
+        "{what}; {}; lost packets: {drops:?}; {states:?}; {datagrams:#?}",
+        counts.join(", ")
+    )
 }
 
 /// Runs `action` while the open flows talk and new ones begin, none of which may fail.
@@ -177,7 +235,9 @@ fn under_load(
         let talk = scope.spawn(|| open.talk(&stop));
         let result = stop.stop_after(action);
         let talk = talk.join().ok().context("the open flows panicked")?;
-        talk.context("an open flow")?;
+        // The change that was being made is a part of the result.
+        let change = result.as_ref().err().map(|error| format!(" ({error:#})"));
+        talk.with_context(|| format!("an open flow{}", change.unwrap_or_default()))?;
         result?;
         for load in loads {
             expect_all_answered(&load.join().ok().context("a load panicked")?)?;

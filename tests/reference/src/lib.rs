@@ -49,7 +49,7 @@ use self::{
 };
 pub use self::{
     health::{HealthCheck, health_check_node_ports},
-    masquerade::is_masqueraded,
+    masquerade::{is_masqueraded, is_pod_masqueraded},
     verdict::{ConnectionSource, Verdict, verdict},
 };
 

@@ -87,9 +87,11 @@ pub fn sources(frontend: &Frontend) -> Vec<ConnectionSource> {
     };
     let mut sources = vec![ConnectionSource::NodeSocket];
     sources.extend(addresses(&pods).map(ConnectionSource::PodSocket));
+    sources.extend(addresses(&pods).map(ConnectionSource::PodPacket));
     sources.extend(addresses(&outside).map(ConnectionSource::Outside));
     let backend = frontend.cluster.first().map(SocketAddr::ip);
     sources.extend(backend.map(ConnectionSource::Outside));
+    sources.extend(backend.map(ConnectionSource::PodPacket));
     sources
 }
 

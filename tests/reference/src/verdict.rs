@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{AddressKind, EndpointSet, Frontend, LocalNode, Policy, address::Family};
+use super::{AddressKind, EndpointSet, Frontend, LocalNode, Policy, address::Family, masquerade};
 
 /// The origin of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -11,6 +11,8 @@ pub enum ConnectionSource {
     NodeSocket,
     /// A socket in a pod on this node, with the pod's address.
     PodSocket(IpAddr),
+    /// A packet that arrived on the link of a pod on this node, with the pod's address.
+    PodPacket(IpAddr),
     /// A packet that arrived at the node from this address. If it is one of the node's own addresses, the
     /// source counts as the node (contract §4, "source is the node (type LOCAL)").
     Outside(IpAddr),
@@ -59,17 +61,18 @@ pub fn verdict(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode)
 fn is_foreign_loopback(frontend: &Frontend, source: &ConnectionSource) -> bool {
     match source {
         ConnectionSource::NodeSocket => false,
-        ConnectionSource::PodSocket(_) | ConnectionSource::Outside(_) => {
-            frontend.address.is_loopback()
-        }
+        ConnectionSource::PodSocket(_)
+        | ConnectionSource::PodPacket(_)
+        | ConnectionSource::Outside(_) => frontend.address.is_loopback(),
     }
 }
 
 /// Returns the traffic policy that applies to a source (contract §4, short-circuits): the external policy
-/// `Local` doesn't apply to sources on this node; the internal policy applies to all sources.
+/// `Local` doesn't apply to sources on this node that count as local; the internal policy applies to all sources.
 fn policy_for(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) -> Policy {
     let is_on_this_node = match source {
         ConnectionSource::NodeSocket | ConnectionSource::PodSocket(_) => true,
+        ConnectionSource::PodPacket(address) => masquerade::is_local_pod(*address, here),
         ConnectionSource::Outside(address) => is_own(*address, here),
     };
     if frontend.kind != AddressKind::ClusterIp && is_on_this_node {
@@ -89,7 +92,9 @@ fn is_permitted(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode
     }
     let address = match source {
         ConnectionSource::NodeSocket => node_source(frontend, here),
-        ConnectionSource::PodSocket(address) | ConnectionSource::Outside(address) => Some(*address),
+        ConnectionSource::PodSocket(address)
+        | ConnectionSource::PodPacket(address)
+        | ConnectionSource::Outside(address) => Some(*address),
     };
     let Some(address) = address else {
         return false;

@@ -18,6 +18,8 @@ pub enum Traffic {
     Sockets = 0,
     /// Packets from outside this node.
     Packets = 1,
+    /// Packets from pods of this node whose sockets have met no hook.
+    PodPackets = 2,
 }
 
 impl Traffic {
@@ -46,7 +48,7 @@ impl Traffic {
     #[inline(always)]
     const fn is_local(self, frontend: &Frontend) -> bool {
         let flag = match self {
-            Self::Sockets => Frontend::SOCKETS_LOCAL,
+            Self::Sockets | Self::PodPackets => Frontend::SOCKETS_LOCAL,
             Self::Packets => Frontend::PACKETS_LOCAL,
         };
         frontend.flags & flag != 0

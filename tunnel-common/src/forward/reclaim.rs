@@ -2,11 +2,13 @@
 //! daemon is not running. Linux 5.10 can't iterate over a hash in a program, so the programs remember the keys of recent
 //! flows.
 //!
-//! Open TCP connections never give way. Other flows do, in the order of `rank`.
+//! Open connections (TCP or SCTP) never give way. Other flows do, in the order of `rank`. Datagrams that wait for an answer are kept
+//! longer than those that have got one and to which nothing was added since: in a map that is full of the latter, each new query
+//! would end one that is still on its way. Those that last are kept the longest, so that a flood ends none of them.
 
 use super::{
     Flows, Role,
-    steps::{copy_entry, find},
+    steps::{copy_entry, find, learn_from},
 };
 use crate::flow::{Endpoint, Flow, FlowKey, Phase};
 
@@ -20,8 +22,8 @@ const CANDIDATES: u32 = 64;
 /// The candidate if all flows must be kept.
 const NONE: u64 = 0xffff_ffff << 32;
 
-/// The time in seconds in which a handshake is expected to finish. Until then, datagrams give way first.
-const HANDSHAKE: u32 = 1;
+/// The time in seconds in which a handshake is expected to finish, and an answer to arrive.
+const EXPECTED: u32 = 1;
 
 /// The rank of a flow that must not give way.
 const KEPT: u32 = u32::MAX;
@@ -62,18 +64,21 @@ pub fn better_candidate<T: Flows + ?Sized>(maps: &T, number: u32, best: u64) -> 
     }
 }
 
-/// Returns the rank of the recent flow at an index. The flow with the lowest rank gives way first: flows that are over,
-/// then closed connections, connections that stay half-open, datagrams, and connections that have just begun.
+/// Returns the rank of the recent flow at an index. The flow with the lowest rank gives way first: flows that are over, closed
+/// connections, connections that stay half-open, datagrams without an answer, answered queries, what waits for an answer,
+/// and answered datagrams in several seconds.
 #[inline(always)]
 fn rank<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
     let rank = maps.with_run(|run| {
         let Some(key) = maps.recent_flow(index) else {
             return KEPT;
         };
-        let flow = &mut run.candidate;
+        let (flow, sibling) = (&mut run.candidate, &mut run.other);
         if !copy_entry(maps, key, flow) {
             return KEPT;
         }
+        // The replies of the backend meet this entry.
+        learn_from(maps, flow, Role::FORWARDED, (sibling, &mut run.key));
         // The flow that needs room is a recent one, too.
         if flow.has_ends_of(&run.flow) {
             return KEPT;
@@ -81,14 +86,17 @@ fn rank<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
         if flow.is_unused(&maps.timeouts(), run.now) {
             return 0;
         }
-        match flow.seen.phase(flow.protocol) {
-            Phase::Closed => 1,
-            Phase::Closing => 2,
-            Phase::HalfOpen if run.now.wrapping_sub(flow.last_used) > HANDSHAKE => 3,
-            Phase::Unanswered => 4,
-            Phase::Answered => 5,
-            Phase::HalfOpen => 6,
-            Phase::HalfClosed | Phase::Established => KEPT,
+        // Another CPU may have used the flow in a second that has just begun.
+        let is_recent = run.now.saturating_sub(flow.last_used) <= EXPECTED;
+        match (flow.seen.phase(flow.protocol), is_recent) {
+            (Phase::Closed, _) => 1,
+            (Phase::Closing, _) => 2,
+            (Phase::HalfOpen, false) => 3,
+            (Phase::Unanswered, false) => 4,
+            (Phase::Answered, _) if !flow.seen.is_lasting() => 5,
+            (Phase::Unanswered | Phase::HalfOpen, true) => 6,
+            (Phase::Answered, _) => 7,
+            (Phase::HalfClosed | Phase::Established, _) => KEPT,
         }
     });
     rank.unwrap_or(KEPT)

@@ -7,7 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::{
     addr::{Port, Protocol},
     flow::{Endpoint, Flow, FlowKey},
-    packet::{Family, Packet, TcpFlags},
+    fragment::FragmentKey,
+    packet::{Family, Packet, TcpFlags, icmp::ErrorHeader},
     reason::Reason,
 };
 
@@ -31,7 +32,7 @@ pub struct Run {
     pub replacement: Endpoint,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// The flags of a TCP packet.
+    /// The flags of a TCP packet, or those that correspond to an SCTP chunk.
     pub flags: TcpFlags,
     /// The port that the packet gets at its other end.
     pub other_port: Port,
@@ -39,10 +40,20 @@ pub struct Run {
     pub now: u32,
     /// The offset of the transport header from the network header.
     pub transport_offset: u32,
+    /// 1 if the packet is the first fragment of several, otherwise 0.
+    pub is_fragment: u32,
+    /// The index of the link that the packet arrives on or leaves by.
+    pub link: u32,
+    /// 1 if the packet leaves by the link that it has arrived on, otherwise 0.
+    pub returns: u32,
     /// The index of the [`Reason`] for which the packet is counted.
     pub reason: u32,
     /// The key of an entry that is looked up, which would take much of a step's stack frame.
     pub key: FlowKey,
+    /// The key of the packet's fragments.
+    pub fragment: FragmentKey,
+    /// The headers of an ICMP error. The ends and the protocol are then those of the quoted packet.
+    pub error: ErrorHeader,
 }
 
 /// The end of a packet that a program replaces. It may also change the port of the other end.
@@ -57,12 +68,14 @@ pub enum End {
 impl Run {
     /// Begins to handle a packet.
     #[inline(always)]
+    #[expect(clippy::as_conversions, reason = "`From` is not const")]
     pub const fn start(&mut self, packet: &Packet, now: u32) {
         self.source = packet.source_endpoint();
         self.destination = packet.destination_endpoint();
         self.protocol = packet.protocol;
         self.flags = packet.flags;
         self.transport_offset = packet.transport_offset;
+        self.is_fragment = packet.is_fragment as u32;
         self.now = now;
     }
 
@@ -83,6 +96,7 @@ impl Run {
             protocol: self.protocol,
             flags: self.flags,
             transport_offset: self.transport_offset,
+            is_fragment: self.is_fragment != 0,
         }
     }
 
@@ -121,14 +135,14 @@ impl Run {
             .set_forwarded(&self.source, &self.destination, self.protocol);
     }
 
-    /// Returns true if the packet opens a TCP connection.
+    /// Returns true if the packet opens a connection (TCP or SCTP).
     #[inline(always)]
     #[must_use]
     pub const fn opens(&self) -> bool {
         self.packet().opens()
     }
 
-    /// Returns true if the packet belongs to a TCP connection that has begun.
+    /// Returns true if the packet belongs to a connection (TCP or SCTP) that has begun.
     #[inline(always)]
     #[must_use]
     pub const fn continues(&self) -> bool {
@@ -203,6 +217,8 @@ pub enum Insertion {
     Exists = 1,
     /// The map is full.
     Full = 2,
+    /// The kernel could not allocate the entry at the moment, although the map has room.
+    NoMemory = 3,
 }
 
 impl Insertion {
@@ -214,16 +230,17 @@ impl Insertion {
         self as u32
     }
 
-    /// Returns the result with this number. Any other number means that the map is full.
+    /// Returns the result with this number. Any other number means that the entry could not be allocated.
     #[inline(always)]
     #[must_use]
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::Inserted,
             1 => Self::Exists,
-            _ => Self::Full,
+            2 => Self::Full,
+            _ => Self::NoMemory,
         }
     }
 }
 
-const _: () = assert!(size_of::<Run>() == 432);
+const _: () = assert!(size_of::<Run>() == 524);

@@ -1,13 +1,15 @@
 //! The steps of [`arrive`](super::arrive) and [`leave`](super::leave).
 
-use super::{Flows, Insertion, Run, Sender, Step, or_pass};
+use super::{Flows, Insertion, Run, Sender, Step, or_pass, sender};
 use crate::{
     decide::{self, NoChoice, Traffic},
     flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen, Timeouts},
-    locality::{self, Locality},
+    locality::Locality,
     lookup::Lookup,
+    packet_link::PacketLink,
     reason::Reason,
     service::{Frontend, FrontendKey},
+    service_range::{self, Unserved},
 };
 
 /// The maximum number of attempts to read an entry while it is being replaced.
@@ -113,10 +115,11 @@ enum Known {
     MayBeOver,
 }
 
-/// Ends the flow's other entries, since a new flow takes its place.
+/// Ends the flow, since a new one takes its place.
 #[inline(always)]
 fn replaced<T: Flows + ?Sized>(maps: &T) -> Step {
     maps.end_others();
+    maps.end_entry(Role::DIALLED);
     or_pass(maps.with_run(|run| {
         if run.continues() {
             Step::Pass
@@ -134,8 +137,9 @@ fn known<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Known {
         run.replace(run.flow.forwarded_client(), run.source.port);
         return Known::Continues;
     }
-    // Datagrams leave a backend that no longer serves at once. TCP stays with its backend to the end.
-    if !run.protocol.is_tcp()
+    // Datagrams leave a backend that no longer serves at once. Connections stay with their backend to the end; but one that is
+    // opened with the port of an earlier one is new.
+    if (!run.protocol.has_connections() || run.opens())
         && decide::state(maps, run.flow.backend_index) != run.flow.backend_state
     {
         return Known::Replaced;
@@ -143,7 +147,11 @@ fn known<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Known {
     if run.opens() || run.flow.is_expired(&maps.timeouts(), run.now) {
         return Known::MayBeOver;
     }
-    maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
+    let mut seen = Seen::from_client(run.flags);
+    if run.flow.last_used != run.now {
+        seen = seen.union(Seen::later());
+    }
+    maps.touch_flow(entry, seen, run.now);
     run.replace(run.flow.backend, run.flow.forwarded_port);
     Known::Continues
 }
@@ -190,23 +198,7 @@ pub fn end_others<T: Flows + ?Sized>(maps: &T) {
     });
 }
 
-/// Returns whether the sender of the packet is local.
-#[inline(always)]
-pub fn locality<T: Flows + ?Sized>(maps: &T) -> Locality {
-    Locality::of(|index| maps.relation_to_range(index))
-}
-
-/// Returns the relation of the sender of the packet to an entry of `local_ranges`.
-#[inline(always)]
-pub fn relation_to_range<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
-    let Some(range) = maps.local_range(index) else {
-        return 0;
-    };
-    let relation = maps.with_run(|run| locality::relation(&run.source.address, range));
-    relation.unwrap_or(0)
-}
-
-/// Returns true if packets of a new flow to a backend on another node leave with this node's address (kube-proxy
+/// Returns true if packets of a new flow leave with this node's address, if they leave by a link that has the programs (kube-proxy
 /// `pkg/proxy/nftables/proxier.go`, `syncProxyRules`).
 #[inline(always)]
 fn is_masqueraded<T: Flows + ?Sized>(maps: &T, flags: u8, locality: Locality) -> bool {
@@ -217,13 +209,14 @@ fn is_masqueraded<T: Flows + ?Sized>(maps: &T, flags: u8, locality: Locality) ->
 /// Chooses the backend for a new flow, and stores it in the run. Returns [`Step::Next`] if there is one.
 #[inline(always)]
 pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
-    let Some((source, destination, protocol)) =
-        maps.with_run(|run| (run.source, run.destination, run.protocol))
-    else {
+    let Some((source, key)) = maps.with_run(|run| {
+        let to = &run.destination;
+        let key = FrontendKey::new(to.address, to.port, run.protocol);
+        (run.source.address, key)
+    }) else {
         return Step::Pass;
     };
-    let key = FrontendKey::new(destination.address, destination.port, protocol);
-    let sender = Sender(source.address);
+    let sender = Sender(source);
     let record = match decide::find_frontend(maps, &sender, &key, Traffic::Packets) {
         Lookup::Found(record) => record,
         Lookup::None => return Step::Pass,
@@ -233,15 +226,22 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
         }
     };
     let (service, packet_flags) = (record.frontend.service, record.frontend.packet_flags);
+    let link_flags = sender::flags_of_link(maps);
+    if link_flags & PacketLink::KNOWN_FLOWS_ONLY != 0 {
+        return Step::Pass;
+    }
     if maps.is_frozen() {
         return Step::Defer;
     }
-    let locality = if packet_flags & Frontend::MASQUERADE_FOREIGN == 0 {
-        Locality::Unknown
+    let depends_on_locality = packet_flags & Frontend::MASQUERADE_FOREIGN != 0
+        || link_flags & PacketLink::OF_PODS_HERE != 0;
+    let locality = if depends_on_locality {
+        sender::locality_on_link(link_flags, || maps.locality())
     } else {
-        maps.locality()
+        Locality::Unknown
     };
-    let choice = match decide::choose_backend(maps, &sender, &key, record, Traffic::Packets) {
+    let traffic = sender::traffic_on_link(link_flags, locality);
+    let choice = match decide::choose_backend(maps, &sender, &key, record, traffic) {
         Ok(choice) => choice,
         Err(none) => {
             maps.with_run(|run| {
@@ -252,12 +252,14 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
         }
     };
     // Otherwise, the backend would get a packet from its own address.
-    let is_own_client = choice.address == source.address;
-    let flags = if is_own_client || is_masqueraded(maps, packet_flags, locality) {
-        Flow::MUST_MASQUERADE
-    } else {
-        0
-    };
+    let is_own_client = choice.address == source;
+    let mut flags = 0;
+    if is_own_client || is_masqueraded(maps, packet_flags, locality) {
+        flags |= Flow::MUST_MASQUERADE;
+    }
+    if link_flags & PacketLink::LEADS_TO_PODS != 0 {
+        flags |= Flow::ON_POD_LINKS;
+    }
     let backend_state = decide::state(maps, choice.index);
     or_pass(maps.with_run(|run| {
         run.flow = Flow {
@@ -270,7 +272,7 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
             service,
             last_used: run.now,
             forwarded_port: run.source.port,
-            protocol,
+            protocol: run.protocol,
             role: Role::FORWARDED,
             seen: Seen::NOTHING,
             flags,
@@ -279,6 +281,39 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
         run.set_reason(choice.reason);
         Step::Next
     }))
+}
+
+/// Returns the relation of the packet's destination to an entry of `service_ranges`.
+#[inline(always)]
+pub fn relation_to_service_range<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
+    let Some(range) = maps.service_range(index) else {
+        return service_range::NO_MORE;
+    };
+    let relation = maps.with_run(|run| service_range::relation(&run.destination.address, range));
+    relation.unwrap_or(service_range::NO_MORE)
+}
+
+/// Decides about a packet that belongs to no flow and no frontend.
+#[inline(always)]
+pub fn without_frontend<T: Flows + ?Sized>(maps: &T) -> Step {
+    let entry = || {
+        let key = maps.with_run(|run| FrontendKey::of_address(run.destination.address))?;
+        maps.frontend_index(&key)
+    };
+    let relation = |index| maps.relation_to_service_range(index);
+    let (reason, step) = match Unserved::of(relation, entry) {
+        Unserved::LeftAlone => return Step::Pass,
+        Unserved::ClusterIp => (Reason::ClusterPortUnused, Step::Refuse),
+        Unserved::Unallocated => (Reason::ClusterIpUnallocated, Step::Drop),
+    };
+    if sender::flags_of_link(maps) & PacketLink::KNOWN_FLOWS_ONLY != 0 {
+        return Step::Pass;
+    }
+    maps.with_run(|run| {
+        run.flow.service = Flow::NO_SERVICE;
+        run.set_reason(reason);
+    });
+    step
 }
 
 /// Returns the verdict on a packet for which no backend could be chosen.
@@ -314,13 +349,13 @@ pub fn insert<T: Flows + ?Sized>(maps: &T, role: Role, is_new: bool) -> Insertio
         }
         insertion
     });
-    inserted.unwrap_or(Insertion::Full)
+    inserted.unwrap_or(Insertion::NoMemory)
 }
 
 /// Adds what another entry of the same flow has seen to a copy of an entry. The packets of one direction may meet one entry
 /// only.
 #[inline(always)]
-fn learn_from<T: Flows + ?Sized>(
+pub(super) fn learn_from<T: Flows + ?Sized>(
     maps: &T,
     entry: &mut Flow,
     role: Role,
@@ -361,7 +396,8 @@ pub fn is_unused<T: Flows + ?Sized>(maps: &T, from_closing: bool) -> bool {
     is_unused.unwrap_or(false)
 }
 
-/// Looks up the flow of a packet at tc egress. Returns [`Step::Next`] if the client has no port of the node yet.
+/// Looks up the flow of a packet at tc egress. Returns [`Step::Next`] if the client has no port of the node yet, and may need
+/// one.
 #[inline(always)]
 pub fn find_leaving<T: Flows + ?Sized>(maps: &T) -> Step {
     or_pass(maps.with_run(|run| {
@@ -406,23 +442,25 @@ fn leaving<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Step {
         return Step::Translate;
     }
     maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
-    if run.flow.flags & Flow::MUST_MASQUERADE == 0 {
-        return Step::Pass;
-    }
     if run.flow.masquerade.is(&Endpoint::NONE) {
-        return Step::Next;
+        return if run.flow.flags & Flow::MUST_MASQUERADE != 0 || run.returns != 0 {
+            Step::Next
+        } else {
+            Step::Pass
+        };
     }
     run.replace(run.flow.masquerade, run.destination.port);
     Step::Translate
 }
 
-/// Ends the entries of the run's flow, for which there is no port of the node.
+/// Ends the entry of the run's flow with this role.
 #[inline(always)]
-pub fn end_flow_without_port<T: Flows + ?Sized>(maps: &T) {
+pub fn end_entry<T: Flows + ?Sized>(maps: &T, role: Role) {
     maps.with_run(|run| {
-        for role in [Role::DIALLED, Role::FORWARDED] {
-            run.flow.set_key(role, &mut run.key);
-            if let Some(entry) = find(maps, &run.key, &mut run.other) {
+        run.flow.set_key(role, &mut run.key);
+        if let Some(entry) = find(maps, &run.key, &mut run.other) {
+            // The port of the node may belong to another flow.
+            if run.other.has_ends_of(&run.flow) {
                 maps.end_flow(entry);
             }
         }

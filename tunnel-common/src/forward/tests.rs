@@ -1,5 +1,9 @@
+mod errors;
 mod fixture;
+mod fragments;
+mod pod_links;
 mod ports;
+mod reclaim;
 
 use std::collections::BTreeMap;
 
@@ -7,7 +11,11 @@ use proptest::{collection::vec, prelude::*};
 
 use self::fixture::{ACK, Client, Ends, FIN, NODE, Node, RST, SYN, endpoint, text_of};
 use super::*;
-use crate::{addr::Protocol, service::Frontend};
+use crate::{
+    addr::Protocol,
+    service::Frontend,
+    service_range::{CLUSTER_IP, LEFT_ALONE, RangeKind},
+};
 
 const CLIENT: &str = "203.0.113.9:40000";
 const VIP: &str = "198.51.100.1:80";
@@ -83,6 +91,39 @@ fn a_service_without_backends_refuses() {
     let refused = Client::new(&node, CLIENT, VIP, true).send(0);
     assert_eq!(refused, Err((Reason::NoBackend, false)));
     assert_eq!(node.entries(), 0);
+}
+
+#[test]
+fn other_ports_of_cluster_ips_are_refused_and_packets_to_unallocated_addresses_dropped() {
+    let address = |text: &str| Address::from_ip(text.parse().expect("an address"));
+    let mut node = Node::new(&["10.96.0.1:80"], &BACKENDS, Protocol::TCP);
+    node.service_ranges = vec![ServiceRange {
+        addresses: SourceRange {
+            first: address("10.96.0.0"),
+            last: address("10.96.0.255"),
+        },
+        kind: RangeKind::SERVICE_CIDR,
+    }];
+    node.addresses = vec![
+        (address("10.96.0.1"), CLUSTER_IP),
+        (address("10.96.0.3"), LEFT_ALONE),
+    ];
+    let unused = Reason::ClusterPortUnused;
+    for (to, flags, expected) in [
+        ("10.96.0.1:80", SYN, None),
+        ("10.96.0.1:81", SYN, Some((unused, false))),
+        ("10.96.0.1:81", ACK, None),
+        (
+            "10.96.0.2:80",
+            SYN,
+            Some((Reason::ClusterIpUnallocated, true)),
+        ),
+        ("10.96.0.3:80", SYN, None),
+        ("10.97.0.1:80", SYN, None),
+    ] {
+        let sent = Client::new(&node, CLIENT, to, true).send(flags);
+        assert_eq!(sent.err(), expected, "{to}");
+    }
 }
 
 #[test]
@@ -241,6 +282,62 @@ fn in_a_full_map_new_flows_are_refused_and_existing_ones_go_on() {
     assert_eq!(clients[1].send(ACK), Ok(ends[1]));
 }
 
+#[test]
+fn in_a_full_map_connections_that_both_ends_have_closed_or_one_has_reset_give_way() {
+    let is_over: [(&[u8], &[u8]); 3] = [(&[FIN], &[FIN]), (&[RST], &[]), (&[], &[RST])];
+    for (sent, received) in is_over {
+        for must_masquerade in [false, true] {
+            let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+            if must_masquerade {
+                node.masquerade();
+            }
+            node.capacity.set(6);
+            let clients = [1, 2, 3].map(|host| {
+                let at = format!("203.0.113.{host}:{}", 40_000 + host);
+                Client::new(&node, &at, VIP, true)
+            });
+            let [closed, open] = [0, 1].map(|at| clients[at].connect());
+            for flags in sent {
+                assert_eq!(clients[0].send(*flags), Ok(closed));
+            }
+            for flags in received {
+                clients[0].expect_reply(closed, *flags);
+            }
+
+            // Without masquerade, there is room for a third one.
+            clients[2].connect();
+            let further = Client::new(&node, "203.0.113.4:40004", VIP, true);
+            assert_eq!(further.send(SYN).is_ok(), !must_masquerade, "{sent:?}");
+            assert_eq!(clients[1].send(ACK), Ok(open));
+        }
+    }
+}
+
+#[test]
+fn without_memory_for_an_entry_a_packet_is_dropped_and_the_next_one_begins_the_flow() {
+    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    node.masquerade();
+    // A flow has three entries. One of them is written twice.
+    for insertions in 0..4 {
+        let at = format!("203.0.113.{insertions}:40000");
+        let client = Client::new(&node, &at, VIP, true);
+        let entries = node.entries();
+        // A second attempt fails as well.
+        node.unallocated.set((insertions, 2));
+
+        let (reason, _) = client.send(SYN).expect_err("an entry is missing");
+
+        assert_eq!(reason, Reason::FlowUnallocated, "{insertions}");
+        assert_eq!(node.entries(), entries, "{insertions}");
+        client.connect();
+    }
+    for insertions in 0..4 {
+        let at = format!("203.0.113.{insertions}:50000");
+        node.unallocated.set((insertions, 1));
+        Client::new(&node, &at, VIP, true).connect();
+    }
+}
+
 /// A step of a random sequence.
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -370,7 +467,7 @@ fn a_frontend_whose_address_has_a_listener_is_left_alone() {
     node.set_packet_flags(Frontend::NOT_PACKETS);
     let (source, destination) = (endpoint(CLIENT), endpoint(VIP));
     let packet = fixture::packet((source, destination), Protocol::TCP, SYN);
-    assert_eq!(arrive(&node, &packet), super::Step::Pass);
+    assert_eq!(arrive(&node, &packet, 0), super::Step::Pass);
 }
 
 #[test]
@@ -385,7 +482,7 @@ fn while_flows_are_moved_none_begins_and_others_go_on() {
         let other = Client::new(&node, "203.0.113.10:40000", VIP, true);
         let ends = (endpoint("203.0.113.10:40000"), endpoint(VIP));
         let packet = fixture::packet(ends, protocol, SYN);
-        assert_eq!(arrive(&node, &packet), super::Step::Defer);
+        assert_eq!(arrive(&node, &packet, 0), super::Step::Defer);
         node.is_frozen.set(false);
         other.connect();
     }

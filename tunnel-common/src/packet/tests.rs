@@ -3,6 +3,7 @@ use core::net::{IpAddr, Ipv6Addr};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
+use crate::crc32c::tests::crc32c;
 
 /// The content of a packet to build.
 #[derive(Clone, Debug)]
@@ -76,6 +77,11 @@ impl Content {
         let mut bytes: Vec<u8> = ports.iter().flat_map(|port| port.to_be_bytes()).collect();
         if self.protocol == Protocol::TCP {
             bytes.extend([1, 2, 3, 4, 5, 6, 7, 8, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+        } else if self.protocol == Protocol::SCTP {
+            // The tag, the checksum, and the header of a chunk of data.
+            let length = u16::try_from(4 + self.payload.len()).expect("short");
+            bytes.extend([1, 2, 3, 4, 0, 0, 0, 0, 0, 3]);
+            bytes.extend(length.to_be_bytes());
         } else {
             let length = u16::try_from(8 + self.payload.len()).expect("short");
             bytes.extend(length.to_be_bytes());
@@ -117,6 +123,11 @@ pub(crate) fn complete(content: &Content, bytes: &mut [u8], has_udp_checksum: bo
         let sum = !folded(sum_of(&bytes[..at]));
         bytes[10..12].copy_from_slice(&sum.to_be_bytes());
     }
+    if content.protocol == Protocol::SCTP {
+        let sum = crc32c(&bytes[at..]);
+        bytes[at + 8..at + 12].copy_from_slice(&sum.to_le_bytes());
+        return;
+    }
     let is_udp = content.protocol == Protocol::UDP;
     if is_udp && !has_udp_checksum {
         return;
@@ -130,6 +141,9 @@ pub(crate) fn complete(content: &Content, bytes: &mut [u8], has_udp_checksum: bo
     };
     bytes[offset..offset + 2].copy_from_slice(&sum.to_be_bytes());
 }
+
+/// All protocols that are translated.
+pub(crate) const ALL: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -150,8 +164,13 @@ pub(crate) fn content(is_v4: bool, protocol: Protocol) -> Content {
     }
 }
 
-/// Returns addresses of one family, ports, a protocol, options and a payload.
+/// Returns addresses of one family, ports, TCP or UDP, options and a payload.
 pub(crate) fn any_content() -> impl Strategy<Value = Content> {
+    any_content_of(&[Protocol::TCP, Protocol::UDP])
+}
+
+/// Returns addresses of one family, ports, one of the protocols, options and a payload.
+pub(crate) fn any_content_of(protocols: &'static [Protocol]) -> impl Strategy<Value = Content> {
     let v4 = || any::<[u8; 3]>().prop_map(|[a, b, c]| IpAddr::from([10, a, b, c]));
     let v6 = || {
         let address =
@@ -165,7 +184,7 @@ pub(crate) fn any_content() -> impl Strategy<Value = Content> {
         (v4(), v4(), v4_options).prop_map(|(a, b, options)| (a, b, options)),
         (v6(), v6(), v6_options).prop_map(|(a, b, options)| (a, b, options)),
     ];
-    let protocol = prop_oneof![Just(Protocol::TCP), Just(Protocol::UDP)];
+    let protocol = proptest::sample::select(protocols);
     let payload = vec(any::<u8>(), 0..64);
     (pair, any::<[u16; 2]>(), protocol, payload).prop_map(
         |((source, destination, options), [from, to], protocol, payload)| Content {
@@ -184,7 +203,9 @@ fn read_bytes(bytes: &[u8], family: Family) -> Result<Packet, Unread> {
 
 proptest! {
     #[test]
-    fn a_packet_is_read_as_it_was_built_and_not_at_all_if_a_header_is_cut(content in any_content()) {
+    fn a_packet_is_read_as_it_was_built_and_not_at_all_if_a_header_is_cut(
+        content in any_content_of(&ALL),
+    ) {
         let bytes = content.bytes();
         let packet = read_bytes(&bytes, content.family()).expect("a packet");
 
@@ -195,7 +216,12 @@ proptest! {
         prop_assert_eq!(packet.protocol, content.protocol);
         prop_assert_eq!(packet.transport_offset as usize, content.transport_offset());
 
-        let header = if content.protocol == Protocol::TCP { 20 } else { 8 };
+        let header = match content.protocol {
+            Protocol::TCP => 20,
+            // The chunks may be elsewhere.
+            Protocol::SCTP => 12,
+            _ => 8,
+        };
         for length in 0..bytes.len() {
             let is_whole = length >= content.transport_offset() + header;
             let expected = if is_whole { Ok(packet) } else { Err(Unread::Malformed) };
@@ -234,11 +260,7 @@ fn fragments_and_other_protocols_are_distinguished_from_malformed_packets() {
         Err(Unread::Fragment),
         "an offset"
     );
-    assert_eq!(
-        changed(&v4, |it| it[9] = 1),
-        Err(Unread::OtherProtocol),
-        "ICMP"
-    );
+    assert_eq!(changed(&v4, |it| it[9] = 1), Err(Unread::Icmp), "ICMP");
     assert_eq!(
         changed(&v4, |it| it[0] = 0x44),
         Err(Unread::Malformed),
@@ -262,11 +284,7 @@ fn fragments_and_other_protocols_are_distinguished_from_malformed_packets() {
     changed(&v4, |it| it[2..4].fill(0)).expect("more than 64 KiB");
 
     let mut v6 = content(false, Protocol::UDP);
-    assert_eq!(
-        changed(&v6, |it| it[6] = 58),
-        Err(Unread::OtherProtocol),
-        "ICMPv6"
-    );
+    assert_eq!(changed(&v6, |it| it[6] = 58), Err(Unread::Icmp), "ICMPv6");
     assert_eq!(
         changed(&v6, |it| it[6] = 51),
         Err(Unread::OtherProtocol),
@@ -279,7 +297,7 @@ fn fragments_and_other_protocols_are_distinguished_from_malformed_packets() {
         Err(Unread::OtherProtocol),
         "a stop"
     );
-    v6.options = vec![60; 8];
+    v6.options = vec![60; 9];
     assert_eq!(
         changed(&v6, |_| {}),
         Err(Unread::Malformed),

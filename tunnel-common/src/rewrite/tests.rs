@@ -6,9 +6,11 @@ use zerocopy::IntoBytes as _;
 use super::*;
 use crate::{
     addr::Port,
+    crc32c,
     packet::{
         self,
-        tests::{Content, any_content, complete, content, folded, sum_of},
+        icmp::tests::ErrorContent,
+        tests::{ALL, Content, any_content, any_content_of, complete, content, folded, sum_of},
     },
 };
 
@@ -50,9 +52,19 @@ impl PacketEdits for Memory<'_> {
         Ok(())
     }
 
+    fn update_sctp(&mut self, offset: u32, change: u32) -> Result<(), ()> {
+        let at = usize::try_from(offset).expect("small") + 8;
+        let old: [u8; 4] = self.0[at..at + 4].try_into().map_err(drop)?;
+        let length = u32::try_from(self.0.len()).expect("small") - offset;
+        let by = crc32c::difference(change, length, crc32c::multiply);
+        self.store(offset + 8, &(u32::from_le_bytes(old) ^ by).to_le_bytes());
+        Ok(())
+    }
+
     fn half(&self, offset: u32) -> Result<u16, ()> {
         let start = usize::try_from(offset).expect("small");
-        Ok(u16::from_ne_bytes([self.0[start], self.0[start + 1]]))
+        let half = self.0.get(start..start + 2).ok_or(())?;
+        Ok(u16::from_ne_bytes([half[0], half[1]]))
     }
 
     fn write<const HALVES: usize>(&mut self, offset: u32, halves: [u16; HALVES]) -> Result<(), ()> {
@@ -107,7 +119,7 @@ proptest! {
 
     #[test]
     fn a_replaced_end_has_the_checksums_of_a_packet_that_is_built_with_it(
-        content in any_content(),
+        content in any_content_of(&ALL),
         other in any_content(),
         replaces: [bool; 4],
         has_udp_checksum: bool,
@@ -136,6 +148,91 @@ proptest! {
             }
         }
         expect_replaced(&content, &to, has_udp_checksum);
+    }
+}
+
+/// Replaces the ends of an error.
+fn replace_error_ends(bytes: &mut [u8], to: &ErrorContent) {
+    let family = to.quoted.family();
+    let (header, from) = icmp::tests::read(bytes, family).expect("an error");
+    let (new, to) = icmp::tests::read(&to.bytes(), family).expect("an error");
+    let addresses = [new.source, new.destination];
+    replace_error(&mut Memory(bytes), &header, addresses, (&from, &to)).expect("replaced");
+}
+
+/// Replaces the ends of an error, and compares the result with an error that is built with them.
+fn expect_error_replaced(content: &ErrorContent, to: &ErrorContent) {
+    let mut bytes = content.bytes();
+    expect_correct_error(&bytes, content.quoted.family() == Family::V4);
+    replace_error_ends(&mut bytes, to);
+    expect_correct_error(&bytes, content.quoted.family() == Family::V4);
+    let wanted = to.bytes();
+
+    // In ones' complement arithmetic, 0 and 0xffff are the same number. An update by differences may give the other one.
+    let icmp = content.quoted_offset() - 8;
+    let quoted_tcp = content.quoted_offset() + content.quoted.transport_offset() + 16;
+    let is_tcp = content.quoted.protocol == Protocol::TCP;
+    for at in [icmp + 2].into_iter().chain(is_tcp.then_some(quoted_tcp)) {
+        let both = [&bytes, &wanted].map(|it| it.get(at..at + 2).map(<[u8]>::to_vec));
+        if let [Some(found), Some(wanted)] = &both
+            && found != wanted
+        {
+            let zeros: [&[u8]; 2] = [&[0, 0], &[0xff, 0xff]];
+            let is_error = at == icmp + 2;
+            assert!(is_error || zeros.contains(&found.as_slice()), "{both:?}");
+            bytes[at..at + 2].copy_from_slice(wanted);
+        }
+    }
+    assert_eq!(bytes, wanted, "{content:?} {to:?}");
+}
+
+/// Asserts that the checksums of an error are correct, as its receiver checks them (RFC 1071).
+fn expect_correct_error(bytes: &[u8], is_v4: bool) {
+    let (addresses, at) = if is_v4 { (12..20, 20) } else { (8..40, 40) };
+    let length = u64::try_from(bytes.len() - at).expect("short");
+    let pseudo = if is_v4 {
+        0
+    } else {
+        sum_of(&bytes[addresses]) + 58 + length
+    };
+    assert_eq!(folded(pseudo + sum_of(&bytes[at..])), 0xffff, "{bytes:x?}");
+    if is_v4 {
+        assert_eq!(folded(sum_of(&bytes[..20])), 0xffff, "{bytes:x?}");
+        let length = usize::from(bytes[28] & 0xf) * 4;
+        let quoted = &bytes[28..28 + length];
+        assert_eq!(folded(sum_of(quoted)), 0xffff, "quoted: {bytes:x?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn an_error_has_the_checksums_of_one_that_is_built_with_the_new_ends(
+        quoted in any_content(),
+        other in any_content(),
+        arrives: bool,
+        has_udp_checksum: bool,
+        quoted_length in prop_oneof![Just(8), (2_usize..15).prop_map(|words| words * 2), Just(1000)],
+    ) {
+        let is_v4 = quoted.source.0.is_ipv4();
+        let other = if other.source.0.is_ipv4() == is_v4 {
+            other
+        } else {
+            Content { source: quoted.destination, destination: quoted.source, ..other }
+        };
+        let content = ErrorContent { has_udp_checksum, ..ErrorContent::about(&quoted, quoted_length) };
+        let mut to = content.clone();
+        if arrives {
+            to.destination = other.source.0;
+            to.quoted.source = other.source;
+            to.quoted.destination.1 = other.destination.1;
+        } else {
+            to.source = other.destination.0;
+            to.quoted.destination = other.destination;
+            to.quoted.source.1 = other.source.1;
+        }
+        expect_error_replaced(&content, &to);
     }
 }
 

@@ -89,6 +89,9 @@ sizes! {
     /// Flows of packets that are translated (`service.packets`). A flow takes memory only while it exists: about 500
     /// bytes. If all of them are open connections, new ones are refused and counted.
     flows, "flows": Flows of Flows = 32_768;
+    /// Packets that arrive or leave in fragments (`service.packets`). When the map is full, the least recently used entry is
+    /// evicted, and the remaining fragments of that packet are lost.
+    fragments, "fragments": Fragments of Fragments = 1024;
 }
 
 /// A group of maps that refer to each other by index and are therefore replaced together.
@@ -104,16 +107,19 @@ pub enum MapGroup {
     SharedTranslations,
     /// The map of flows. It has the minimum size unless `service.packets` is enabled.
     Flows,
+    /// The map of fragments. It has the minimum size unless `service.packets` is enabled.
+    Fragments,
 }
 
 impl MapGroup {
     /// All groups.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Services,
         Self::Steering,
         Self::Affinity,
         Self::SharedTranslations,
         Self::Flows,
+        Self::Fragments,
     ];
 }
 
@@ -133,6 +139,7 @@ impl MapSizes {
             affinity: number,
             shared_translations: number,
             flows: number,
+            fragments: number,
         }
     }
 
@@ -181,6 +188,12 @@ impl MapSizes {
         FRONTENDS.entries(self, 1)
     }
 
+    /// Returns how many addresses may have a value in the map `services`. The rest is for frontends, and one for the probe's.
+    #[must_use]
+    pub const fn cluster_addresses(self) -> u32 {
+        self.frontends.saturating_sub(1)
+    }
+
     /// Returns how many entries the array `steered` has.
     #[must_use]
     pub const fn steered_entries(self) -> u32 {
@@ -224,7 +237,8 @@ pub enum Headroom {
     /// As many additional entries as the size, because removed indices wait in quarantine before they are
     /// reused, and one more for the probe.
     Quarantine,
-    /// As many additional entries as the size, because each translation has two entries.
+    /// As many additional entries as the size, because each translation has two entries, and each frontend may have a cluster
+    /// IP of its own.
     Pairs,
     /// Twice as many additional entries as the size, because each flow has up to three entries, and one more, so that a map
     /// that is not used has one.

@@ -6,17 +6,23 @@ use core::ptr;
 
 use aya_ebpf::{
     Global,
-    btf_maps::{Array, HashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
     helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_coarse_ns},
     macros::btf_map,
 };
 use tunnel_common::{
     addr::Port,
-    flow::{FROZEN_UNTIL, Flow, FlowKey, LinkAddresses, REFUSALS, Role, Seen, Timeouts},
-    forward::{Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Step, reclaim, steps},
+    flow::{FROZEN_UNTIL, Flow, FlowKey, REFUSALS, Role, Seen, Timeouts},
+    forward::{
+        Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Step, fragments::Fragments, reclaim, sender,
+        steps,
+    },
+    fragment::{FragmentKey, FragmentRecord},
     locality::Locality,
+    packet_link::PacketLink,
     refusal::Refusals,
     service::SourceRange,
+    service_range::ServiceRange,
 };
 
 use super::{KernelMaps, NO_PREALLOC, NOEXIST};
@@ -28,12 +34,16 @@ static FLOWS: HashMap<FlowKey, Flow, 1, NO_PREALLOC> = HashMap::new();
 static RECENT_FLOWS: Array<FlowKey, 1> = Array::new();
 #[btf_map(name = "recent_counts")]
 static RECENT_COUNTS: Array<u32, 1> = Array::new();
+#[btf_map(name = "fragments")]
+static FRAGMENTS: LruHashMap<FragmentKey, FragmentRecord, 1> = LruHashMap::new();
 #[btf_map(name = "packet_runs")]
 static PACKET_RUNS: PerCpuArray<Run, 1> = PerCpuArray::new();
-#[btf_map(name = "link_addresses")]
-static LINK_ADDRESSES: HashMap<u32, LinkAddresses, 1> = HashMap::new();
+#[btf_map(name = "packet_links")]
+static PACKET_LINKS: HashMap<u32, PacketLink, 1, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "local_ranges")]
 static LOCAL_RANGES: Array<SourceRange, 1> = Array::new();
+#[btf_map(name = "service_ranges")]
+static SERVICE_RANGES: Array<ServiceRange, 1> = Array::new();
 #[btf_map(name = "packet_state")]
 static PACKET_STATE: Array<u64, 2> = Array::new();
 
@@ -78,7 +88,8 @@ impl Flows for KernelMaps {
         match FLOWS.insert(flow.key(), flow, flags) {
             Ok(()) => Insertion::Inserted,
             Err(EEXIST) => Insertion::Exists,
-            Err(_) => Insertion::Full,
+            Err(E2BIG) => Insertion::Full,
+            Err(_) => Insertion::NoMemory,
         }
     }
 
@@ -176,6 +187,18 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
+    fn service_range(&self, index: u32) -> Option<&ServiceRange> {
+        SERVICE_RANGES.get(index)
+    }
+
+    #[inline(always)]
+    fn packet_link(&self, link: u32) -> Option<&PacketLink> {
+        // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another link, whose addresses
+        // are also this node's; this packet is then judged by the flags of that link.
+        unsafe { PACKET_LINKS.get(link) }
+    }
+
+    #[inline(always)]
     fn masquerades_all(&self) -> bool {
         context::masquerades_all()
     }
@@ -224,6 +247,16 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
+    fn relation_to_service_range(&self, index: u32) -> u32 {
+        relation_of_destination_to_range(index)
+    }
+
+    #[inline(always)]
+    fn without_frontend(&self) -> Step {
+        Step::from_number(decide_without_frontend())
+    }
+
+    #[inline(always)]
     fn choose(&self) -> Step {
         Step::from_number(choose_for_packet())
     }
@@ -259,8 +292,33 @@ impl Flows for KernelMaps {
     }
 
     #[inline(always)]
-    fn end_flow_without_port(&self) {
-        end_flow_without_port();
+    fn end_entry(&self, role: Role) {
+        end_flow_entry(role.number());
+    }
+}
+
+impl Fragments for KernelMaps {
+    #[inline(always)]
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentRecord> {
+        // SAFETY: the element stays mapped while the program runs. It is copied below.
+        let record = unsafe { FRAGMENTS.get(key) }?;
+        // SAFETY: every bit pattern is valid. The read is volatile, so that the caller checks the key in the copy.
+        Some(unsafe { ptr::from_ref(record).read_volatile() })
+    }
+
+    #[inline(always)]
+    fn insert_fragment(&self, record: &FragmentRecord) {
+        // The map evicts an entry if it is full. Without memory for the insertion, the fragments are lost.
+        #[expect(
+            clippy::needless_borrows_for_generic_args,
+            reason = "a copy takes stack space"
+        )]
+        let _inserted = FRAGMENTS.insert(&record.key, record, 0);
+    }
+
+    #[inline(always)]
+    fn fragment_timeout(&self) -> u32 {
+        context::fragment_timeout()
     }
 }
 
@@ -268,6 +326,8 @@ impl Flows for KernelMaps {
 #[unsafe(no_mangle)]
 static COARSE_CLOCK: Global<u8> = Global::new(0);
 
+/// The error of an insertion into a full map.
+const E2BIG: i32 = -7;
 /// The error of an insertion under an existing key.
 const EEXIST: i32 = -17;
 
@@ -284,12 +344,11 @@ const fn recent_index_of(cpu: u32, position: u32) -> u32 {
     cpu * RECENT_FLOWS_OF_CPU + position % RECENT_FLOWS_OF_CPU
 }
 
-/// Returns the addresses that stand for clients on a link.
+/// Returns true if a link leads to pods.
 #[inline(always)]
-pub(crate) fn link_addresses(link: u32) -> Option<&'static LinkAddresses> {
-    // SAFETY: the element stays mapped while the program runs. The kernel may reuse it for another link, whose addresses
-    // are also this node's.
-    unsafe { LINK_ADDRESSES.get(link) }
+pub(crate) fn leads_to_pods(link: u32) -> bool {
+    let link = KernelMaps.packet_link(link);
+    link.is_some_and(|link| link.flags & PacketLink::LEADS_TO_PODS != 0)
 }
 
 /// Returns true if another refused packet may be answered in this second, and counts it.
@@ -332,18 +391,32 @@ extern "C" fn end_other_entries() -> u32 {
     0
 }
 
-/// Calls [`steps::locality`].
+/// Calls [`sender::locality`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn locality_of_sender() -> u32 {
-    steps::locality(&KernelMaps).number()
+    sender::locality(&KernelMaps).number()
 }
 
-/// Calls [`steps::relation_to_range`].
+/// Calls [`sender::relation_to_range`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn relation_of_sender_to_range(index: u32) -> u32 {
-    steps::relation_to_range(&KernelMaps, index)
+    sender::relation_to_range(&KernelMaps, index)
+}
+
+/// Calls [`steps::relation_to_service_range`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn relation_of_destination_to_range(index: u32) -> u32 {
+    steps::relation_to_service_range(&KernelMaps, index)
+}
+
+/// Calls [`steps::without_frontend`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn decide_without_frontend() -> u32 {
+    steps::without_frontend(&KernelMaps).number()
 }
 
 /// Calls [`steps::choose`].
@@ -395,10 +468,10 @@ extern "C" fn find_leaving_flow() -> u32 {
     steps::find_leaving(&KernelMaps).number()
 }
 
-/// Calls [`steps::end_flow_without_port`]. The number that it returns has no meaning.
+/// Calls [`steps::end_entry`]. The number that it returns has no meaning.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn end_flow_without_port() -> u32 {
-    steps::end_flow_without_port(&KernelMaps);
+extern "C" fn end_flow_entry(role: u32) -> u32 {
+    steps::end_entry(&KernelMaps, Role::from_number(role));
     0
 }

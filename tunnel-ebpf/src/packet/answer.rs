@@ -11,13 +11,14 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use tunnel_common::{
+    addr::Protocol,
     forward::Flows as _,
     packet::{Family, Packet},
     reason::Reason,
     refusal::{self, Answer, Checksum},
 };
 
-use super::{DROP, Edits, NotWritable, check, link, load_words, network_header, store_at};
+use super::{DROP, Edits, NotWritable, check, link, load_words, network_header, sctp, store_at};
 use crate::maps::{self, KernelMaps};
 
 /// The number of 16-bit words in the addresses of an Ethernet header.
@@ -92,6 +93,13 @@ fn error(ctx: &TcContext, packet: &Packet) -> Result<(), NotWritable> {
     /// The offset of the checksum in a UDP header.
     const CHECKSUM: u32 = 6;
     let transport = packet.transport_offset;
+    if packet.protocol == Protocol::SCTP {
+        let [checksum] = load_words::<1>(ctx, transport + sctp::CHECKSUM).ok_or(NotWritable)?;
+        // The kernel would compute that of the packet in the answer.
+        if checksum == 0 {
+            return Err(NotWritable);
+        }
+    }
     let quoted = load_words::<2>(ctx, transport).ok_or(NotWritable)?;
     let checksum = state_of_checksum(ctx, transport + CHECKSUM)?;
     let icmp = match packet.family {

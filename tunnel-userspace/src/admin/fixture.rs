@@ -69,6 +69,7 @@ pub(super) fn views(stats: watch::Receiver<ReconcileStats>) -> NodeViews {
         packets: watch::Sender::default().subscribe(),
         flows: watch::Sender::default().subscribe(),
         list_flows: Box::new(|_| Box::new(std::iter::empty())),
+        explain: Box::new(|_| Box::pin(async { Err("nothing to explain".to_owned()) })),
         services: Box::new(|_| Box::new(std::iter::empty())),
         port_counts: Box::new(PortCounterList::default),
         attachment: watch::channel(AttachmentView {

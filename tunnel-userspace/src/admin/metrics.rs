@@ -227,7 +227,7 @@ fn encode_flows(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result 
     let states = states.map(|(state, n)| ([("state", state.as_str())], number(*n)));
     let help = "Flows of packets that are translated";
     out.gauges("culvert_flows", help, states)?;
-    let help = "1 if packets cannot be translated on all uplinks";
+    let help = "1 if packets cannot be translated on all links";
     let has_problem = views.packets.borrow().problem.is_some() || flows.problem.is_some();
     out.gauge("culvert_packets_error", help, has_problem)
 }

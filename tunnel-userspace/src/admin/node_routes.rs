@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 use tracing::info;
 
 use super::{
-    NodeViews,
+    NodeViews, explain_query,
     flow_list::{self, FlowWriter},
     healthz,
     http_server::{ResponseBody, Routes, json, text},
@@ -94,6 +94,8 @@ impl Routes for NodeRoutes {
             (_, "/status") => json(StatusCode::OK, &NodeStatus::of(&self.views)),
             (_, "/services") => self.services(query).await,
             (_, "/flows") => self.flows(query).await,
+            // Loading the programs takes time, so that only root may ask.
+            (NodeListener::Socket, "/explain") => self.explain(query).await,
             (_, "/nodes") => json(StatusCode::OK, &(self.views.tunnel)().nodes),
             (_, "/metrics") => self.metrics().await,
             (_, "/proxyMode") => text(StatusCode::OK, PROXY_MODE.to_owned()),
@@ -116,16 +118,21 @@ impl NodeRoutes {
 
     /// Responds with all Services or, if the query contains a name, with those that have this name.
     async fn services(&self, query: &str) -> Response<ResponseBody> {
-        let is_starting = self.views.starting.borrow().is_some();
-        if is_starting {
-            let why = Readiness::of(&self.views).summary().unwrap_or_default();
-            let body = format!("not ready: {why}\n");
-            return text(StatusCode::SERVICE_UNAVAILABLE, body);
+        if let Some(response) = self.still_starting() {
+            return response;
         }
         let mut parameters = query.split('&');
         let name = parameters.find_map(|parameter| parameter.strip_prefix("name="));
         let parts = || ServiceWriter::new((self.views.services)(name));
         self.lists.respond(parts).await
+    }
+
+    /// Returns the response while the node is starting, when the maps do not hold all Services yet.
+    fn still_starting(&self) -> Option<Response<ResponseBody>> {
+        self.views.starting.borrow().as_ref()?;
+        let why = Readiness::of(&self.views).summary().unwrap_or_default();
+        let body = format!("not ready: {why}\n");
+        Some(text(StatusCode::SERVICE_UNAVAILABLE, body))
     }
 
     /// Responds with the flows that the query selects.
@@ -135,6 +142,20 @@ impl NodeRoutes {
                 let flows = || FlowWriter::new((self.views.list_flows)(filter));
                 self.lists.respond(flows).await
             }
+            Err(reason) => text(StatusCode::BAD_REQUEST, format!("{reason}\n")),
+        }
+    }
+
+    /// Responds with the explanation that the query asks for.
+    async fn explain(&self, query: &str) -> Response<ResponseBody> {
+        if let Some(response) = self.still_starting() {
+            return response;
+        }
+        match explain_query::parse(query) {
+            Ok(question) => match (self.views.explain)(question).await {
+                Ok(explanation) => json(StatusCode::OK, &explanation),
+                Err(problem) => text(StatusCode::UNPROCESSABLE_ENTITY, format!("{problem}\n")),
+            },
             Err(reason) => text(StatusCode::BAD_REQUEST, format!("{reason}\n")),
         }
     }

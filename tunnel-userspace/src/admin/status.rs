@@ -66,7 +66,8 @@ pub fn used_entries(stats: &ReconcileStats) -> impl Iterator<Item = (MapSize, us
             MapSize::Steering
             | MapSize::Affinity
             | MapSize::SharedTranslations
-            | MapSize::Flows => return None,
+            | MapSize::Flows
+            | MapSize::Fragments => return None,
         };
         Some((size, used))
     })

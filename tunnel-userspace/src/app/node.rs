@@ -27,13 +27,13 @@ use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
     bpf::{self, Attachment, DataPath, Guard, RcuGrace},
     clock::since_boot,
-    config::{Config, DetectLocal, MasqueradeAddress},
+    config::{Config, DetectLocal, LinkSelection, MasqueradeAddress},
     error_chain::chain,
     events,
     model::{ClusterUpdate, ObjectName, ObjectWarning, OwnNode},
     net::{
-        self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, PacketsView,
-        UplinkGuard as _, UplinkTranslation as _,
+        self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, PacketPrograms as _,
+        PacketsView, UplinkGuard as _,
     },
     plan::SteeringRules,
     reconcile,
@@ -97,13 +97,14 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
     let (drain_view, stopping) = watch::channel(None);
     let packets = watch::Sender::default();
-    let flows = flow_sweeper::start(&config, &kernel, &mut tasks)?;
+    let flows = flow_sweeper::start(&config, &kernel, packets.subscribe(), &mut tasks)?;
     let views = Arc::new(NodeViews {
         network,
         sockets: sockets.subscribe(),
         packets: packets.subscribe(),
         flows: flows.view,
         list_flows: flows.list,
+        explain: kernel.explain(packets.subscribe()),
         attachment: attachment_view.subscribe(),
         stopping,
         tunnel: tunnel.view(targets.clone()),
@@ -130,7 +131,8 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         let programs = (&data_path, &attachment);
-        start_translation(&config, programs, (&links, packets), &mut tasks);
+        let packet_links = (links.clone(), flows.needs_pod_links);
+        start_translation(&config, programs, packet_links, packets, &mut tasks);
         drop(data_path);
         if let Some((network, inside)) =
             start_steering(&config, guard, links, &own_node, network_view).await?
@@ -298,7 +300,7 @@ fn move_flows(data_path: &DataPath, attach: impl FnOnce()) {
         return;
     };
     match RcuGrace::new() {
-        Ok(grace) => flows.finish(&grace, since_boot(), attach),
+        Ok(grace) => flows.finish(&grace, since_boot, attach),
         Err(error) => {
             let error = &error as &dyn std::error::Error;
             warn!(
@@ -312,11 +314,11 @@ fn move_flows(data_path: &DataPath, attach: impl FnOnce()) {
 
 fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
     let service = &config.service;
-    let named = |name: &str| {
+    let named = |name: &String, senders: fn(String) -> net::LocalSenders| {
         if name.is_empty() {
             net::LocalSenders::Unknown
         } else {
-            net::LocalSenders::Nobody
+            senders(name.clone())
         }
     };
     net::PacketLinkSettings {
@@ -324,11 +326,17 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
         local_senders: match service.detect_local {
             DetectLocal::ClusterCidr => net::LocalSenders::ClusterRanges,
             DetectLocal::NodeCidr => net::LocalSenders::NodeRanges,
-            DetectLocal::BridgeInterface => named(&service.bridge_interface),
-            DetectLocal::InterfaceNamePrefix => named(&service.interface_name_prefix),
+            DetectLocal::BridgeInterface => {
+                named(&service.bridge_interface, net::LocalSenders::OnBridge)
+            }
+            DetectLocal::InterfaceNamePrefix => named(
+                &service.interface_name_prefix,
+                net::LocalSenders::OnInterfaces,
+            ),
             DetectLocal::None => net::LocalSenders::Unknown,
         },
         uses_node_address: service.packets.address == MasqueradeAddress::Node,
+        includes_pod_links: service.packets.links == LinkSelection::All,
     }
 }
 
@@ -337,7 +345,8 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
 fn start_translation(
     config: &Config,
     (data_path, attachment): (&DataPath, &Attachment),
-    (links, view): (&watch::Receiver<NetworkState>, watch::Sender<PacketsView>),
+    links: (watch::Receiver<NetworkState>, watch::Receiver<bool>),
+    view: watch::Sender<PacketsView>,
     tasks: &mut Tasks,
 ) {
     let translation = match data_path.translation() {
@@ -358,7 +367,7 @@ fn start_translation(
     let mut translation = translation.with_attachment(attachment.clone());
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);
-        let mut packets = PacketLinks::new(translation, links.clone(), settings, view);
+        let mut packets = PacketLinks::new(translation, links, settings, view);
         move_flows(data_path, || {
             packets.check(false);
         });

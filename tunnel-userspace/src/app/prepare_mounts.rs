@@ -1,8 +1,8 @@
-//! `culvert prepare`: does what `culvert node` needs but may lack the privilege to do: mounts file systems, and takes
-//! over the programs of an earlier Culvert whose pins are missing.
+//! `culvert prepare`: does what `culvert node` needs but may lack the privilege to do: mounts file systems, takes over the
+//! programs of an earlier Culvert whose pins are missing, and writes the kernel's settings of connection tracking.
 
 use super::{
-    RoleError, cgroup_of, failed, other_error,
+    RoleError, cgroup_of, conntrack_settings, failed, other_error,
     state_dir::{StateDir, StateDirError},
 };
 use crate::{
@@ -36,6 +36,7 @@ pub fn prepare_mounts(config: &Config) -> Result<Vec<String>, RoleError> {
     };
     let mut lines = vec![bpffs, cgroups];
     lines.extend(take_over_strays(config)?);
+    lines.extend(conntrack_settings::write(&config.conntrack));
     Ok(lines)
 }
 

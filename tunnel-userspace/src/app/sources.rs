@@ -105,6 +105,7 @@ fn scope(config: &Config) -> Result<kube::KubeScope, RoleError> {
         node: config.node_name.clone(),
         steering,
         owned_external_ips: config.service.external_ips == ExternalIps::Owned,
+        packets: config.service.packets.enabled,
         node_pools: config.service.topology_keys == TopologyKeys::Honor,
         snapshot: config.objects_snapshot(),
     })

@@ -14,12 +14,13 @@ use tunnel_common::table::{self, MAPS, PROGRAMS, Program};
 use super::{
     attach::{self, AttachError, Attached},
     attachment::Attachment,
-    flow_map::{KernelFlows, MovingFlows},
+    flow_map::KernelFlows,
     globals::{self, Globals, ProgramSettings},
     guard::{self, Guard},
     heartbeat::DaemonHeartbeat,
-    maps::{Counters, KernelMaps, KernelSteering},
+    maps::{Counters, KernelAddresses, KernelMaps, KernelSteering},
     migration::{self, StartMaps},
+    moving_flows::MovingFlows,
     open_connections::OpenConnections,
     path,
     pin_directory::{PinDirectory, PinError},
@@ -29,7 +30,9 @@ use super::{
     translation::{self, Translation, WithoutEthernet},
     uplink_programs::UplinkPrograms,
 };
-use crate::reconcile::{AdoptError, GracePeriod, MapSizes, ReadError, WriteError};
+use crate::reconcile::{
+    AdoptError, ClusterAddresses, GracePeriod, MapSizes, ReadError, WriteError,
+};
 
 /// The object that contains the kernel programs, compiled by the build script.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
@@ -100,7 +103,7 @@ pub struct DataPath {
     pub(super) globals: Globals,
     open_connections: Arc<OpenConnections>,
     moving_flows: Option<MovingFlows>,
-    has_packets: bool,
+    pub(super) has_packets: bool,
     sizes: MapSizes,
     features: Features,
     /// True if no maps existed before and this process created them.
@@ -240,7 +243,7 @@ impl DataPath {
         Ok(Guard::new(self.uplink_programs(guard::ROWS), host))
     }
 
-    /// Returns the programs that translate packets on uplinks. They are loaded now, if they are needed, so that those at the
+    /// Returns the programs that translate packets. They are loaded now, if they are needed, so that those at the
     /// sockets didn't have to wait.
     ///
     /// # Errors
@@ -250,7 +253,7 @@ impl DataPath {
         if self.has_packets {
             self.programs.load(translation::ROWS)?;
         }
-        let addresses = MapHandle::open(&self.maps, &table::LINK_ADDRESSES)?;
+        let packet_links = MapHandle::open(&self.maps, &table::PACKET_LINKS)?;
         let local_ranges = MapHandle::open(&self.maps, &table::LOCAL_RANGES)?;
         let programs = self.uplink_programs(translation::ROWS);
         let without_ethernet = WithoutEthernet::new(
@@ -259,7 +262,7 @@ impl DataPath {
         );
         Ok(Translation::new(
             (programs, without_ethernet),
-            addresses,
+            packet_links,
             local_ranges,
         ))
     }
@@ -305,6 +308,16 @@ impl DataPath {
     /// Returns an error if a map can't be opened.
     pub fn open_steering(&self) -> Result<KernelSteering, ReadError> {
         KernelSteering::open(&self.maps)
+    }
+
+    /// Takes over the values of addresses in the maps.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a map can't be opened or read.
+    pub fn adopt_addresses(&self) -> Result<ClusterAddresses, ReadError> {
+        let maps = Box::new(KernelAddresses::open(&self.maps)?);
+        ClusterAddresses::adopt(maps, self.sizes.cluster_addresses())
     }
 
     /// Returns the sizes of the maps. They differ from the wanted sizes if those could not be applied.

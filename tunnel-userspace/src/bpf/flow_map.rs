@@ -1,16 +1,16 @@
 //! The kernel's map of flows.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, thread, time::Duration};
 
 use tunnel_common::{
-    flow::{FROZEN_UNTIL, Flow, FlowKey, Phase},
+    flow::{Flow, FlowKey},
     table,
 };
 
 use super::sys::MapHandle;
 use crate::{
-    flows::{self, FlowMap, SweepError},
-    reconcile::{GracePeriod, ReadError, WriteError},
+    flows::{FlowMap, WritableFlowMap},
+    reconcile::{ReadError, WriteError},
 };
 
 /// The number of entries that are read with one system call. The kernel reads whole buckets of a hash, which have fewer
@@ -26,84 +26,32 @@ impl KernelFlows {
         MapHandle::open(directory, &table::FLOWS).map(Self)
     }
 
-    /// Copies the entries that another map lacks, first those of open connections, until the other map is full.
-    fn copy_to(&self, other: &Self) -> Result<(), SweepError> {
-        let is_open = |flow: &Flow| {
-            let phase = flow.seen.phase(flow.protocol);
-            matches!(phase, Phase::Established | Phase::HalfClosed)
-        };
-        self.copy_some_to(other, is_open)?;
-        self.copy_some_to(other, |flow| !is_open(flow))
-    }
-
-    fn copy_some_to(
-        &self,
-        other: &Self,
-        is_wanted: impl Fn(&Flow) -> bool,
-    ) -> Result<(), SweepError> {
-        for flow in flows::entries(self) {
-            let flow = flow?;
-            if is_wanted(&flow) && !other.0.insert(&flow.key(), &flow)? {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Flows that move from a map to another one, of another size, while the programs that use it are replaced.
-#[derive(Debug)]
-pub struct MovingFlows {
-    old: KernelFlows,
-    new: KernelFlows,
-    state: MapHandle<u32, u64>,
-}
-
-/// The maximum time for which no flow begins, if the daemon is killed meanwhile. The programs compare whole seconds. Packets
-/// that arrive again and again keep a CPU busy.
-const MAX_FREEZE: Duration = Duration::from_secs(2);
-
-impl MovingFlows {
-    /// Opens both maps, and copies the flows for the first time, which takes most of the time.
-    pub(super) fn begin(old: &Path, new: &Path) -> Result<Self, SweepError> {
-        let moving = Self {
-            old: KernelFlows::open(old)?,
-            new: KernelFlows::open(new)?,
-            state: MapHandle::open(new, &table::PACKET_STATE)?,
-        };
-        moving.old.copy_to(&moving.new)?;
-        Ok(moving)
-    }
-
-    /// Moves the flows, and calls `replace` to replace the programs. `now` is the time since boot.
-    ///
-    /// No flow begins from the last copy to the replacement, because a packet of one that the new programs don't know would
-    /// reset it.
-    pub fn finish(&self, grace: &impl GracePeriod, now: Duration, replace: impl FnOnce()) {
-        let until = now.saturating_add(MAX_FREEZE).as_secs();
-        let frozen = self.freeze(until);
-        // A program may be about to begin a flow.
-        if let Err(error) = grace.wait() {
-            tracing::warn!(%error, "cannot wait for the programs; flows may be lost");
-        }
-        let copied = self.old.copy_to(&self.new);
-        replace();
-        let thawed = self.freeze(0);
-        for result in [frozen, copied, thawed] {
-            if let Err(error) = result {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(
-                    error,
-                    "cannot move all flows of packets; connections may break"
-                );
+    /// Writes an entry. The kernel allocates its memory without waiting, so that an attempt can fail although there is
+    /// enough.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the programs are replaced in one go, without other tasks in between"
+    )]
+    fn write_patiently(&self, entry: &Flow) -> Result<(), WriteError> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            match self.0.write(&entry.key(), entry) {
+                Err(error)
+                    if error.source.raw_os_error() == Some(libc::ENOMEM)
+                        && attempts < MAX_ATTEMPTS =>
+                {
+                    thread::sleep(PAUSE);
+                }
+                written => return written,
             }
         }
     }
-
-    fn freeze(&self, until: u64) -> Result<(), SweepError> {
-        Ok(self.state.write(&FROZEN_UNTIL, &until)?)
-    }
 }
+
+/// The maximum number of attempts to write an entry for which there is no memory, and the pause between two of them.
+const MAX_ATTEMPTS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(5);
 
 impl FlowMap for KernelFlows {
     fn capacity(&self) -> u32 {
@@ -120,5 +68,15 @@ impl FlowMap for KernelFlows {
 
     fn remove(&self, key: &FlowKey) -> Result<(), WriteError> {
         self.0.remove(key)
+    }
+}
+
+impl WritableFlowMap for KernelFlows {
+    fn write(&self, entry: &Flow) -> Result<bool, WriteError> {
+        match self.write_patiently(entry) {
+            Ok(()) => Ok(true),
+            Err(error) if error.source.raw_os_error() == Some(libc::E2BIG) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use aya::{EbpfLoader, util::nr_cpus};
-use tunnel_common::{flow::Timeouts, steering::Prefix};
+use tunnel_common::{flow::Timeouts, fragment::FragmentRecord, steering::Prefix};
 
 use super::{kernel_offsets::KernelOffsets, probe::Features};
 
@@ -23,6 +23,8 @@ pub struct ProgramSettings {
 pub struct PacketSettings {
     /// The timeouts of idle flows.
     pub timeouts: Timeouts,
+    /// The time for which fragments follow the first one of their packet, in seconds.
+    pub fragment_timeout: u32,
     /// The first and the last port that may stand for clients.
     pub ports: (u16, u16),
     /// The maximum number of refused packets that are answered each second.
@@ -37,6 +39,7 @@ impl Default for PacketSettings {
     fn default() -> Self {
         Self {
             timeouts: Timeouts::DEFAULT,
+            fragment_timeout: FragmentRecord::DEFAULT_TIMEOUT,
             ports: (1024, 29_999),
             refusals_per_second: 1000,
             masquerade_all: false,
@@ -69,7 +72,7 @@ const ETHERNET_HEADER: u32 = 14;
 
 /// The programs' constants (globals in the object): the name and bytes of each.
 #[derive(Clone, Debug)]
-pub struct Globals([(&'static str, Vec<u8>); 15]);
+pub struct Globals([(&'static str, Vec<u8>); 16]);
 
 impl Globals {
     /// Returns the constants for this kernel's features and these settings.
@@ -96,6 +99,7 @@ impl Globals {
             ("GUARD_V4", bytes(&guard4)),
             ("GUARD_V6", bytes(&[network6, mask6].concat())),
             ("FLOW_TIMEOUTS", bytes(&packets.timeouts.to_words())),
+            ("FRAGMENT_TIMEOUT", bytes(&[packets.fragment_timeout])),
             ("MASQUERADE_PORTS", bytes(&packets.ports())),
             ("CPUS", bytes(&[cpus().unwrap_or(1)])),
             ("MASQUERADE_ALL", vec![u8::from(packets.masquerade_all)]),

@@ -4,14 +4,18 @@ use std::{io, path::Path, sync::Arc};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray};
 use tunnel_common::{
+    addr::Address,
     reason::Reason,
     service::{Backend, Frontend, FrontendKey, Membership, ServiceCounts, Slot, SourceRange},
+    service_range::ServiceRange,
     steering::{SteeringKey, SteeringRecord},
     table,
 };
 
 use super::{batched_writes::BatchedWrites, open_connections::OpenConnections, sys::MapHandle};
-use crate::reconcile::{CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError};
+use crate::reconcile::{
+    AddressMaps, CounterReader, MapReader, MapWriter, ReadError, SteeringMaps, WriteError,
+};
 
 /// The service maps in the kernel.
 pub struct KernelMaps {
@@ -166,7 +170,9 @@ impl MapReader for KernelMaps {
     }
 
     fn frontend_keys(&self) -> Result<Vec<(FrontendKey, u32)>, ReadError> {
-        self.service_maps.services.read_all()
+        let mut keys = self.service_maps.services.read_all()?;
+        keys.retain(|(key, _)| !key.is_of_address());
+        Ok(keys)
     }
 
     fn frontend(&self, index: u32) -> Result<Frontend, ReadError> {
@@ -207,6 +213,47 @@ impl CounterReader for Counters {
 
     fn service_counts(&self, service: u32) -> Result<ServiceCounts, ReadError> {
         self.service_counts.get(&service)
+    }
+}
+
+/// The values of `services` for addresses, and the array `service_ranges`, in the kernel.
+pub(super) struct KernelAddresses {
+    services: MapHandle<FrontendKey, u32>,
+    ranges: MapHandle<u32, ServiceRange>,
+}
+
+impl KernelAddresses {
+    /// Opens the maps that are pinned in a directory.
+    pub(super) fn open(directory: &Path) -> Result<Self, ReadError> {
+        Ok(Self {
+            services: MapHandle::open(directory, &table::SERVICES)?,
+            ranges: MapHandle::open(directory, &table::SERVICE_RANGES)?,
+        })
+    }
+}
+
+impl AddressMaps for KernelAddresses {
+    fn addresses(&self) -> Result<Vec<(Address, u32)>, ReadError> {
+        let entries = self.services.read_all()?.into_iter();
+        let of_addresses = entries.filter(|(key, _)| key.is_of_address());
+        Ok(of_addresses
+            .map(|(key, value)| (key.address, value))
+            .collect())
+    }
+
+    fn write_addresses(&mut self, values: &[(Address, u32)]) -> Result<(), WriteError> {
+        let values = values.iter();
+        let values = values.map(|(address, value)| (FrontendKey::of_address(*address), *value));
+        let (_, written) = self.services.write_batch(&Vec::from_iter(values));
+        written
+    }
+
+    fn remove_address(&mut self, address: &Address) -> Result<(), WriteError> {
+        self.services.remove(&FrontendKey::of_address(*address))
+    }
+
+    fn write_range(&mut self, index: u32, range: &ServiceRange) -> Result<(), WriteError> {
+        self.ranges.write(&index, range)
     }
 }
 

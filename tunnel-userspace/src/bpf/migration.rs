@@ -16,8 +16,8 @@ use tunnel_common::{
 
 use super::{
     data_path::LoadError,
-    flow_map::MovingFlows,
     maps::{KernelMaps, KernelSteering},
+    moving_flows::MovingFlows,
     path::failed,
     pin_directory::{ExistingMaps, PinDirectory, PinError},
     sys,

@@ -3,15 +3,31 @@
 use std::{
     io,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use aya::{
     Ebpf,
-    programs::{Program, ProgramError, ProgramFd, SchedClassifier},
+    maps::Map,
+    programs::{Program, ProgramError, ProgramFd, SchedClassifier, TestRun as _, TestRunOptions},
 };
 use tunnel_common::table::{self, ProgramType};
 
 use super::data_path::LoadError;
+
+/// The maximum number of bytes by which a program makes a frame longer: an IPv6 header, and the header of an ICMP error.
+const MAX_GROWTH: usize = 48;
+
+/// The result of a program that the kernel has run on a frame.
+#[derive(Clone, Debug)]
+pub struct FrameRun {
+    /// The verdict: -1 to pass, 2 to drop, 7 to send back by the link it came by.
+    pub verdict: i32,
+    /// The frame afterwards.
+    pub frame: Vec<u8>,
+    /// The time for which the program ran.
+    pub took: Duration,
+}
 
 /// An object's programs.
 #[derive(Clone)]
@@ -52,6 +68,31 @@ impl Programs {
             Some(Program::SchedClassifier(program)) => work(program),
             _ => Err(missing_program(row)),
         }
+    }
+
+    /// Runs a tc program on a frame.
+    pub(super) fn run(&self, row: &table::Program, frame: &[u8]) -> io::Result<FrameRun> {
+        let mut changed = vec![0; frame.len() + MAX_GROWTH];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut changed),
+            ..TestRunOptions::default()
+        };
+        let result = self.with_classifier(row, |program| {
+            program.test_run(options).map_err(to_io_error)
+        })?;
+        changed.truncate(usize::try_from(result.data_size_out).map_err(io::Error::other)?);
+        Ok(FrameRun {
+            verdict: result.return_value.cast_signed(),
+            frame: changed,
+            took: result.duration,
+        })
+    }
+
+    /// Calls `work` with a map of the object, if there is one with this name.
+    pub(super) fn with_map<T>(&self, name: &str, work: impl FnOnce(&Map) -> T) -> Option<T> {
+        let ebpf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ebpf.map(name).map(work)
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) use self::{
         LoadedMap, attached_programs, link_by_id, loaded_links, map_by_id, program_by_id,
         programs_on_device,
     },
-    map_handle::MapHandle,
+    map_handle::{MapHandle, Plain},
     mapped_counters::MappedCounters,
     unused_pages::release as release_pages,
 };

@@ -1,11 +1,16 @@
-//! Attaches the programs that translate packets to uplinks, and stores the addresses that stand for clients.
+//! Attaches the programs that translate packets to links, and stores what they must know about each link.
 
-use std::{collections::BTreeMap, io, iter, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io, iter,
+    net::IpAddr,
+    path::PathBuf,
+};
 
 use tunnel_common::{
     addr::Address,
-    flow::LinkAddresses,
     locality,
+    packet_link::PacketLink,
     service::SourceRange,
     table::{IN, OUT, Program},
 };
@@ -15,11 +20,11 @@ use super::{
     data_path::{self, OBJECT},
     globals::Globals,
     probe::Features,
-    programs::Programs,
+    programs::{FrameRun, Programs},
     sys::MapHandle,
-    uplink_programs::{FrameRun, UplinkError, UplinkPrograms, failed},
+    uplink_programs::{UplinkError, UplinkPrograms, failed},
 };
-use crate::net::{AddressPair, UplinkTranslation};
+use crate::net::{LocalOnLink, PacketPrograms, TranslatedLink};
 
 /// The program that restores the source of replies is attached before the one that begins flows.
 pub(super) const ROWS: &[Program] = &[OUT, IN];
@@ -28,20 +33,20 @@ pub(super) const ROWS: &[Program] = &[OUT, IN];
 pub struct Translation {
     programs: UplinkPrograms,
     without_ethernet: WithoutEthernet,
-    addresses: MapHandle<u32, LinkAddresses>,
+    links: MapHandle<u32, PacketLink>,
     local_ranges: MapHandle<u32, SourceRange>,
 }
 
 impl Translation {
     pub(super) fn new(
         (programs, without_ethernet): (UplinkPrograms, WithoutEthernet),
-        addresses: MapHandle<u32, LinkAddresses>,
+        packet_links: MapHandle<u32, PacketLink>,
         local_ranges: MapHandle<u32, SourceRange>,
     ) -> Self {
         Self {
             programs,
             without_ethernet,
-            addresses,
+            links: packet_links,
             local_ranges,
         }
     }
@@ -128,26 +133,30 @@ impl WithoutEthernet {
     }
 }
 
-impl UplinkTranslation for Translation {
+impl PacketPrograms for Translation {
     type Error = UplinkError;
 
     fn attach(
         &mut self,
-        uplinks: &BTreeMap<u32, String>,
+        with_ethernet: &BTreeMap<u32, String>,
         without_ethernet: &BTreeMap<u32, String>,
         reattach: bool,
     ) -> Result<(), UplinkError> {
-        let attached = self.programs.attach(uplinks, reattach);
+        let attached = self.programs.attach(with_ethernet, reattach);
         let others = self.without_ethernet.attach(without_ethernet, reattach);
         attached.and(others)
     }
 
-    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), UplinkError> {
-        self.programs.remove_unused(uplinks)
+    fn attached_links(&self) -> BTreeSet<u32> {
+        self.programs.attached_links()
     }
 
-    fn others(&self, uplinks: &BTreeMap<u32, String>) -> Vec<String> {
-        self.programs.others(uplinks)
+    fn remove_unused(&mut self, links: &BTreeMap<u32, String>) -> Result<(), UplinkError> {
+        self.programs.remove_unused(links)
+    }
+
+    fn others(&self, links: &BTreeMap<u32, String>) -> Vec<String> {
+        self.programs.others(links)
     }
 
     fn set_local_ranges(&mut self, ranges: &[SourceRange]) -> Result<(), UplinkError> {
@@ -168,32 +177,52 @@ impl UplinkTranslation for Translation {
         Ok(())
     }
 
-    fn set_addresses(&mut self, wanted: &BTreeMap<u32, AddressPair>) -> Result<(), UplinkError> {
-        let failed = || failed("write the map link_addresses".to_owned());
-        let stored = self.addresses.read_all();
+    fn forget_other_links(
+        &mut self,
+        links: &BTreeMap<u32, TranslatedLink>,
+    ) -> Result<(), UplinkError> {
+        let failed = || failed("write the map packet_links".to_owned());
+        let stored = self.links.read_all();
+        let stored = stored.map_err(io::Error::other).map_err(failed())?;
+        for (link, _) in stored.iter().filter(|(link, _)| !links.contains_key(link)) {
+            let removed = self.links.remove(link);
+            removed.map_err(io::Error::other).map_err(failed())?;
+        }
+        Ok(())
+    }
+
+    fn set_links(&mut self, wanted: &BTreeMap<u32, TranslatedLink>) -> Result<(), UplinkError> {
+        let failed = || failed("write the map packet_links".to_owned());
+        let stored = self.links.read_all();
         let stored: BTreeMap<_, _> = stored
             .map_err(io::Error::other)
             .map_err(failed())?
             .into_iter()
             .collect();
-        for link in stored.keys().filter(|link| !wanted.contains_key(link)) {
-            let removed = self.addresses.remove(link);
-            removed.map_err(io::Error::other).map_err(failed())?;
-        }
-        for (link, pair) in wanted {
-            let value = LinkAddresses {
-                v4: pair
-                    .v4
-                    .map_or(Address::UNSPECIFIED, |ip| Address::from_ip(ip.into())),
-                v6: pair
-                    .v6
-                    .map_or(Address::UNSPECIFIED, |ip| Address::from_ip(ip.into())),
-            };
+        for (link, state) in wanted {
+            let value = value_of(state);
             if stored.get(link) != Some(&value) {
-                let written = self.addresses.write(link, &value);
+                let written = self.links.write(link, &value);
                 written.map_err(io::Error::other).map_err(failed())?;
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the value of the map `packet_links` for a link.
+fn value_of(link: &TranslatedLink) -> PacketLink {
+    let address = |ip: Option<IpAddr>| ip.map_or(Address::UNSPECIFIED, Address::from_ip);
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    PacketLink {
+        v4: address(link.addresses.v4.map(IpAddr::V4)),
+        v6: address(link.addresses.v6.map(IpAddr::V6)),
+        flags: flag(link.leads_to_pods, PacketLink::LEADS_TO_PODS)
+            | match link.local_senders {
+                LocalOnLink::InRanges => 0,
+                LocalOnLink::PresumedLocal => PacketLink::PRESUMED_LOCAL,
+                LocalOnLink::All => PacketLink::LOCAL_SENDERS,
+            }
+            | flag(link.known_flows_only, PacketLink::KNOWN_FLOWS_ONLY),
     }
 }

@@ -9,11 +9,10 @@ use std::{
     mem::ManuallyDrop,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use aya::programs::{
-    SchedClassifier, TcAttachType, TcError, TestRun as _, TestRunOptions,
+    SchedClassifier, TcAttachType, TcError,
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
 };
 use nix::net::if_::if_indextoname;
@@ -23,16 +22,13 @@ use super::{
     attach::{self, HeldLink},
     attachment::Attachment,
     probe::Features,
-    programs::{Programs, to_io_error},
+    programs::{FrameRun, Programs, to_io_error},
     sys::{self, LinkTarget},
 };
 use crate::net::FILTER_HANDLE;
 
 /// The filters' handle.
 const HANDLE: TcHandle = TcHandle::new(0, FILTER_HANDLE);
-
-/// The maximum number of bytes by which a program makes a frame longer: an IPv6 header, and the header of an ICMP error.
-const MAX_GROWTH: usize = 48;
 
 /// The position of a program's filter.
 #[derive(Clone, Copy)]
@@ -97,17 +93,6 @@ pub(super) struct UplinkPrograms {
     attachment: Option<Attachment>,
 }
 
-/// The result of a program that the kernel has run on a frame.
-#[derive(Clone, Debug)]
-pub struct FrameRun {
-    /// The verdict: -1 to pass, 2 to drop, 7 to send back by the link it came by.
-    pub verdict: i32,
-    /// The frame afterwards.
-    pub frame: Vec<u8>,
-    /// The time for which the program ran.
-    pub took: Duration,
-}
-
 impl UplinkPrograms {
     pub(super) fn new(
         rows: &'static [Program],
@@ -141,21 +126,7 @@ impl UplinkPrograms {
 
     /// Runs a program on a frame.
     pub(super) fn run(&self, row: &Program, frame: &[u8]) -> io::Result<FrameRun> {
-        let mut changed = vec![0; frame.len() + MAX_GROWTH];
-        let options = TestRunOptions {
-            data_in: Some(frame),
-            data_out: Some(&mut changed),
-            ..TestRunOptions::default()
-        };
-        let result = self.object_of(row).with_classifier(row, |program| {
-            program.test_run(options).map_err(to_io_error)
-        })?;
-        changed.truncate(usize::try_from(result.data_size_out).map_err(io::Error::other)?);
-        Ok(FrameRun {
-            verdict: result.return_value.cast_signed(),
-            frame: changed,
-            took: result.duration,
-        })
+        self.object_of(row).run(row, frame)
     }
 
     /// Attaches the programs to every uplink. If `reattach` is true, repairs those that are already attached.

@@ -104,6 +104,10 @@ fn packets(rows: &mut Rows, packets: &PacketsView, flows: &FlowsView) {
     }
     let uplinks = counted_names(&packets.uplinks);
     rows.add(Row::Packets, format!("translated on uplinks {uplinks}"));
+    if !packets.pod_links.is_empty() {
+        let pod_links = counted_names(&packets.pod_links);
+        rows.continue_with(format!("and on links of pods {pod_links}"));
+    }
     for other in &packets.others {
         rows.continue_with(format!("also attached: {other}"));
     }

@@ -82,7 +82,8 @@ impl Row {
             MapSize::Steering
             | MapSize::Affinity
             | MapSize::SharedTranslations
-            | MapSize::Flows => None,
+            | MapSize::Flows
+            | MapSize::Fragments => None,
         }
     }
 }

@@ -305,8 +305,8 @@ fn convert_packet_path(
     convert_conntrack(&file.conntrack, conversion)
 }
 
-/// Converts the limit and the timeouts of connection tracking to those of flows (`cmd/kube-proxy/app/conntrack.go`). As in
-/// kube-proxy, 0 leaves the default.
+/// Converts the limit and the timeouts of connection tracking to those of flows, and to the kernel's settings
+/// (`cmd/kube-proxy/app/conntrack.go`). As in kube-proxy, 0 leaves the default.
 fn convert_conntrack(
     section: &ConntrackSection,
     conversion: &mut Conversion,
@@ -337,8 +337,13 @@ fn convert_conntrack(
         };
         if !duration.is_zero() {
             let path = format!("service.packets.timeouts.{ours}");
-            conversion.set(&path, json!(format!("{}ms", duration.as_millis())));
+            let milliseconds = json!(format!("{}ms", duration.as_millis()));
+            conversion.set(&path, milliseconds.clone());
+            conversion.set(&format!("conntrack.{field}"), milliseconds);
         }
+    }
+    if section.tcp_be_liberal {
+        conversion.set("conntrack.tcpBeLiberal", json!(true));
     }
     if let (None, None) | (Some(0), _) = (section.max_per_core, section.min) {
         return Ok(());
@@ -351,6 +356,7 @@ fn convert_conntrack(
         .saturating_mul(cpus);
     let flows = of_cpus.max(section.min.unwrap_or(MIN));
     conversion.set("bpf.maps.flows", json!(flows.min(MAX_ENTRIES)));
+    conversion.set("conntrack.max", json!(flows));
     Ok(())
 }
 

@@ -4,30 +4,29 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tunnel_common::flow::Timeouts;
+use tunnel_common::{flow::Timeouts, fragment::FragmentRecord};
 
 use super::FieldError;
-use crate::duration::{self, DisplayDuration};
-
-/// The maximum timeout of an idle flow.
-const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 86_400);
+use crate::duration;
 
 /// The lowest port that may stand for a client.
 const FIRST_PORT: u16 = 1024;
 
-/// The settings for packets that arrive from outside this node, and for their replies.
+/// The settings for packets that no socket hook of this node has translated, and for their replies.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct PacketsConfig {
-    /// True if packets that arrive on uplinks and are addressed to Services are translated.
+    /// True if packets that arrive and are addressed to Services are translated.
     pub enabled: bool,
+    /// The links on which packets are translated.
+    pub links: LinkSelection,
     /// The address of this node that stands for masqueraded clients.
     pub address: MasqueradeAddress,
     /// The ports that stand for masqueraded clients: `auto`, or the first and the last one, such as `1024-29999`.
     pub ports: String,
     /// The maximum number of refused packets that are answered each second by a reset or an ICMP error.
     pub refusals_per_second: u32,
-    /// The times after which idle flows end.
+    /// The times after which idle flows end, and the rest of a fragmented packet is no longer translated.
     pub timeouts: FlowTimeouts,
 }
 
@@ -35,6 +34,7 @@ impl Default for PacketsConfig {
     fn default() -> Self {
         Self {
             enabled: true,
+            links: LinkSelection::default(),
             address: MasqueradeAddress::default(),
             ports: AUTO.to_owned(),
             refusals_per_second: 1000,
@@ -45,6 +45,17 @@ impl Default for PacketsConfig {
 
 /// The value of `ports` for which the daemon chooses the ports.
 const AUTO: &str = "auto";
+
+/// The links on which packets are translated.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkSelection {
+    /// The uplinks.
+    #[default]
+    Uplinks,
+    /// The uplinks, and the links that lead to pods.
+    All,
+}
 
 /// The address of this node that stands for masqueraded clients.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -89,6 +100,10 @@ pub struct FlowTimeouts {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub udp_answered: Duration,
+    /// For the fragments of a packet, after the first one.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub fragments: Duration,
 }
 
 impl Default for FlowTimeouts {
@@ -111,6 +126,7 @@ impl Default for FlowTimeouts {
             tcp_closed: seconds(closed),
             udp: seconds(unanswered),
             udp_answered: seconds(answered),
+            fragments: seconds(FragmentRecord::DEFAULT_TIMEOUT),
         }
     }
 }
@@ -119,7 +135,6 @@ impl FlowTimeouts {
     /// Returns the timeouts for the programs. They are at most 30 days.
     #[must_use]
     pub fn for_programs(&self) -> Timeouts {
-        let seconds = |timeout: Duration| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
         Timeouts {
             closed: seconds(self.tcp_closed),
             closing: seconds(self.tcp_closing),
@@ -131,7 +146,13 @@ impl FlowTimeouts {
         }
     }
 
-    fn by_key(&self) -> [(&'static str, Duration); 7] {
+    /// Returns the timeout of fragments for the programs, in seconds.
+    #[must_use]
+    pub fn fragments_for_programs(&self) -> u32 {
+        seconds(self.fragments)
+    }
+
+    fn by_key(&self) -> [(&'static str, Duration); 8] {
         [
             ("tcpEstablished", self.tcp_established),
             ("tcpHalfClosed", self.tcp_half_closed),
@@ -140,8 +161,14 @@ impl FlowTimeouts {
             ("tcpClosed", self.tcp_closed),
             ("udp", self.udp),
             ("udpAnswered", self.udp_answered),
+            ("fragments", self.fragments),
         ]
     }
+}
+
+/// Returns a timeout in seconds.
+fn seconds(timeout: Duration) -> u32 {
+    u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX)
 }
 
 impl PacketsConfig {
@@ -160,16 +187,9 @@ impl PacketsConfig {
             );
             return Err(("service.packets.ports".to_owned(), reason));
         }
-        let bounds = Duration::from_secs(1)..=MAX_TIMEOUT;
         for (key, timeout) in self.timeouts.by_key() {
-            if !bounds.contains(&timeout) || timeout.subsec_nanos() != 0 {
-                let reason = format!(
-                    "must be a number of seconds from 1s to {}, but is {}",
-                    DisplayDuration(MAX_TIMEOUT),
-                    DisplayDuration(timeout)
-                );
-                return Err((format!("service.packets.timeouts.{key}"), reason));
-            }
+            duration::check_seconds(timeout, Duration::from_secs(1))
+                .map_err(|reason| (format!("service.packets.timeouts.{key}"), reason))?;
         }
         Ok(())
     }

@@ -8,14 +8,23 @@ use tunnel_common::{
     service::BackendState,
 };
 
-use super::FlowMap;
+use super::{FlowMap, WritableFlowMap};
 use crate::reconcile::{ReadError, WriteError};
 
 /// The number of entries in a batch.
 const BATCH: u32 = 2;
 
-#[derive(Debug, Default)]
-pub(super) struct MemoryFlows(Mutex<HashMap<FlowKey, Flow>>);
+#[derive(Debug)]
+pub(super) struct MemoryFlows {
+    entries: Mutex<HashMap<FlowKey, Flow>>,
+    capacity: u32,
+}
+
+impl Default for MemoryFlows {
+    fn default() -> Self {
+        Self::with_capacity(97)
+    }
+}
 
 pub(super) fn endpoint(text: &str) -> Endpoint {
     let address: std::net::SocketAddr = text.parse().expect("an address and a port");
@@ -46,8 +55,19 @@ pub(super) fn dialled(client: &str, protocol: Protocol, last_used: u32, seen: Se
 }
 
 impl MemoryFlows {
+    /// Creates a map with a maximum number of entries.
+    pub(super) fn with_capacity(capacity: u32) -> Self {
+        Self {
+            entries: Mutex::default(),
+            capacity,
+        }
+    }
+
     pub(super) fn insert(&self, flow: Flow) {
-        self.0.lock().expect("no panic").insert(flow.key(), flow);
+        self.entries
+            .lock()
+            .expect("no panic")
+            .insert(flow.key(), flow);
     }
 
     /// Inserts all entries of a masqueraded flow. The forwarded one has the given activity.
@@ -68,17 +88,17 @@ impl MemoryFlows {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.lock().expect("no panic").len()
+        self.entries.lock().expect("no panic").len()
     }
 }
 
 impl FlowMap for MemoryFlows {
     fn capacity(&self) -> u32 {
-        97
+        self.capacity
     }
 
     fn read_some(&self, position: Option<u32>) -> Result<(Vec<Flow>, Option<u32>), ReadError> {
-        let flows = self.0.lock().expect("no panic");
+        let flows = self.entries.lock().expect("no panic");
         let mut all: Vec<_> = flows.values().copied().collect();
         all.sort_by_key(|flow| (flow.client.port.to_host(), flow.role.number()));
         let first = position.unwrap_or(0);
@@ -89,11 +109,22 @@ impl FlowMap for MemoryFlows {
     }
 
     fn find(&self, key: &FlowKey) -> Result<Option<Flow>, ReadError> {
-        Ok(self.0.lock().expect("no panic").get(key).copied())
+        Ok(self.entries.lock().expect("no panic").get(key).copied())
     }
 
     fn remove(&self, key: &FlowKey) -> Result<(), WriteError> {
-        self.0.lock().expect("no panic").remove(key);
+        self.entries.lock().expect("no panic").remove(key);
         Ok(())
+    }
+}
+
+impl WritableFlowMap for MemoryFlows {
+    fn write(&self, entry: &Flow) -> Result<bool, WriteError> {
+        let mut entries = self.entries.lock().expect("no panic");
+        let has_room = entries.len() < self.capacity as usize || entries.contains_key(&entry.key());
+        if has_room {
+            entries.insert(entry.key(), *entry);
+        }
+        Ok(has_room)
     }
 }

@@ -26,6 +26,8 @@ pub struct FlowCounts {
     pub by_phase: BTreeMap<Phase, usize>,
     /// The number of entries that remain. A flow has two or three.
     pub entries: usize,
+    /// The number of flows whose packets are translated on links that lead to pods.
+    pub on_pod_links: usize,
     /// The number of flows that were removed.
     pub removed: u64,
 }
@@ -64,6 +66,8 @@ fn sweep_flow<M: FlowMap>(
     let phase = seen.phase(dialled.protocol);
     if dialled.flags & Flow::ENDED == 0 && !timeouts.is_over(phase, last_used, now) {
         *counts.by_phase.entry(phase).or_default() += 1;
+        let flags = dialled.flags | forwarded.map_or(0, |forwarded| forwarded.flags);
+        counts.on_pod_links += usize::from(flags & Flow::ON_POD_LINKS != 0);
         return Ok(());
     }
     counts.removed += 1;

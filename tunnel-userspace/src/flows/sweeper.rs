@@ -55,23 +55,31 @@ impl std::fmt::Debug for SweeperSettings {
     }
 }
 
+/// The channels to which [`FlowSweeper`] publishes.
+pub type FlowSenders = (
+    watch::Sender<FlowsView>,
+    watch::Sender<Arc<[ObjectWarning]>>,
+    watch::Sender<bool>,
+);
+
 /// The task that sweeps the flows.
 pub struct FlowSweeper<M> {
     map: Arc<M>,
     settings: SweeperSettings,
     view: watch::Sender<FlowsView>,
     warnings: watch::Sender<Arc<[ObjectWarning]>>,
+    needs_pod_links: watch::Sender<bool>,
     /// The number of refused flows after the last sweep, and the time at which it last grew.
     refused: (u64, Option<Instant>),
 }
 
 impl<M: FlowMap> FlowSweeper<M> {
-    /// Creates the task. Publishes the flows to `view`, and problems for an operator to `warnings`.
+    /// Creates the task. Publishes the flows to `view`, problems for an operator to `warnings`, and to `needs_pod_links`
+    /// whether flows need the programs on links that lead to pods.
     pub fn new(
         map: Arc<M>,
         settings: SweeperSettings,
-        view: watch::Sender<FlowsView>,
-        warnings: watch::Sender<Arc<[ObjectWarning]>>,
+        (view, warnings, needs_pod_links): FlowSenders,
     ) -> Self {
         let refused = ((settings.refused)(), None);
         Self {
@@ -79,6 +87,7 @@ impl<M: FlowMap> FlowSweeper<M> {
             settings,
             view,
             warnings,
+            needs_pod_links,
             refused,
         }
     }
@@ -127,6 +136,7 @@ impl<M: FlowMap> FlowSweeper<M> {
             problem: None,
         };
         publish::publish_if_changed(&self.view, view);
+        publish::publish_if_changed(&self.needs_pod_links, counts.on_pod_links > 0);
     }
 
     /// Publishes a warning while flows are refused because the map is full.
@@ -170,6 +180,8 @@ mod tests {
         );
         let (view, warnings) = (watch::Sender::default(), watch::Sender::new(Arc::from([])));
         let (flows, reported) = (view.subscribe(), warnings.subscribe());
+        let needs_pod_links = watch::Sender::new(true);
+        let needed = needs_pod_links.subscribe();
         let refused = Arc::new(AtomicU64::new(3));
         let count = Arc::clone(&refused);
         let settings = SweeperSettings {
@@ -177,7 +189,7 @@ mod tests {
             node: "node-a".to_owned(),
             refused: Box::new(move || count.load(Ordering::Relaxed)),
         };
-        let mut sweeper = FlowSweeper::new(map, settings, view, warnings);
+        let mut sweeper = FlowSweeper::new(map, settings, (view, warnings, needs_pod_links));
 
         sweeper.sweep().await;
 
@@ -186,6 +198,7 @@ mod tests {
         let counted = flows.borrow().clone();
         assert_eq!(counted.states.get("half_open"), Some(&1));
         assert_eq!((counted.entries, counted.capacity), (3, 97));
+        assert!(!*needed.borrow());
 
         refused.store(4, Ordering::Relaxed);
         sweeper.sweep().await;

@@ -14,8 +14,8 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 impl ApiObject for v1::Service {
     const MODEL_KIND: Kind = Kind::Service;
 
-    /// Converts a Service. If it has no cluster IP or is assigned to another proxy, only its load balancer
-    /// addresses are kept. Returns `None` if there are none.
+    /// Converts a Service. If it has no cluster IP or is assigned to another proxy, only its addresses are kept. Returns
+    /// `None` if there are none.
     fn into_model(
         self,
         name: ObjectName,
@@ -29,8 +29,11 @@ impl ApiObject for v1::Service {
         let spec = spec.unwrap_or_default();
         let labels = metadata.labels.as_ref();
         let is_of_other_proxy = labels.is_some_and(|labels| labels.contains_key(PROXY_NAME_LABEL));
-        if is_of_other_proxy || spec.type_.as_deref() == Some("ExternalName") {
+        if spec.type_.as_deref() == Some("ExternalName") {
             return Ok(unserved(name, status.as_ref()));
+        }
+        if is_of_other_proxy {
+            return Ok(of_other_proxy(name, &spec, status.as_ref()));
         }
         let Some(cluster_ips) = cluster_ips(&spec, ignored)? else {
             return Ok(unserved(name, status.as_ref()));
@@ -48,6 +51,7 @@ impl ApiObject for v1::Service {
                 .as_ref()
                 .map(|time| time.0.as_second()),
             cluster_ips,
+            is_of_other_proxy: false,
             external_ips: optional_fields::external_ips(&spec, ignored),
             load_balancer_ips: optional_fields::load_balancer_ips(status.as_ref(), ignored),
             unserved_ips: optional_fields::proxied_ips(status.as_ref()),
@@ -82,6 +86,26 @@ fn unserved(name: ObjectName, status: Option<&v1::ServiceStatus>) -> Option<Obje
             ..Service::named(name)
         }))
     })
+}
+
+/// Converts a Service that another proxy serves. Keeps its cluster IPs, whose packets are left alone, and its load balancer
+/// addresses.
+fn of_other_proxy(
+    name: ObjectName,
+    spec: &v1::ServiceSpec,
+    status: Option<&v1::ServiceStatus>,
+) -> Option<Object> {
+    // A wrong address is no concern of ours.
+    let cluster_ips = cluster_ips(spec, &mut Vec::new()).ok().flatten();
+    let Some(cluster_ips) = cluster_ips else {
+        return unserved(name, status);
+    };
+    Some(Object::Service(Arc::new(Service {
+        cluster_ips,
+        is_of_other_proxy: true,
+        unserved_ips: optional_fields::ingress_ips(status),
+        ..Service::named(name)
+    })))
 }
 
 /// Parses the cluster IPs. Returns `None` if the Service has none. Ignores an address that Culvert never serves,

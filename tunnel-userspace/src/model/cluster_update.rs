@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use super::{ConfigMap, EndpointSlice, Node, ObjectName, Pod, Service};
+use super::{ConfigMap, EndpointSlice, Node, ObjectName, Pod, Service, ServiceCidr};
 
 /// The objects that have changed in the sources since the last update. `None` stands for a deleted
 /// object.
@@ -11,6 +11,8 @@ pub struct ClusterUpdate {
     pub services: Vec<(ObjectName, Option<ServiceState>)>,
     /// The Nodes that have changed.
     pub nodes: Vec<(ObjectName, Option<Arc<Node>>)>,
+    /// The ServiceCIDRs that have changed.
+    pub service_cidrs: Vec<(ObjectName, Option<Arc<ServiceCidr>>)>,
     /// The ConfigMaps that have changed.
     pub config_maps: Vec<(ObjectName, Option<Arc<ConfigMap>>)>,
     /// The Pods that have changed.

@@ -6,7 +6,7 @@ use tunnel_common::addr::Protocol;
 
 use super::{Algorithm, ObjectName, Weights};
 
-/// A Service. If it has no cluster IPs, it is not served, and is stored only for its load balancer addresses.
+/// A Service. If it has no cluster IPs, or another proxy serves it, it is stored only for its addresses.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     /// The namespace and name.
@@ -19,6 +19,9 @@ pub struct Service {
     pub created: Option<i64>,
     /// The cluster IPs, at most one per IP family.
     pub cluster_ips: Vec<IpAddr>,
+    /// True if another proxy serves the Service (`service.kubernetes.io/service-proxy-name`).
+    #[serde(default)]
+    pub is_of_other_proxy: bool,
     /// The addresses in `spec.externalIPs`.
     #[serde(default)]
     pub external_ips: Vec<IpAddr>,
@@ -72,11 +75,11 @@ impl Service {
         }
     }
 
-    /// Returns true if the Service has cluster IPs and is therefore served. Other Services are stored only
-    /// for their load balancer addresses.
+    /// Returns true if the Service has cluster IPs, and no other proxy serves it. Other Services are stored only for their
+    /// addresses.
     #[must_use]
     pub const fn is_served(&self) -> bool {
-        !self.cluster_ips.is_empty()
+        !self.cluster_ips.is_empty() && !self.is_of_other_proxy
     }
 
     /// Returns all load balancer addresses (`status.loadBalancer.ingress[].ip`), whether or not nodes serve

@@ -141,6 +141,14 @@ impl RouteSocket {
         Ok((kernel, Box::new(messages)))
     }
 
+    /// Queries the routes that a request selects.
+    pub(super) fn routes(
+        &self,
+        request: RouteMessage,
+    ) -> impl Stream<Item = Result<RouteMessage, rtnetlink::Error>> {
+        self.handle.route().get(request).execute()
+    }
+
     /// Queries the filters at tc ingress or egress of a link.
     pub(super) async fn filters(
         &self,

@@ -1,7 +1,8 @@
-//! Keeps the programs that translate packets attached to the uplinks, as the node's network changes.
+//! Keeps the programs that translate packets attached to the uplinks, and to the links of pods if the config says so, as the
+//! node's network changes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
@@ -10,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
-use tunnel_common::{locality, service::SourceRange, steering::Prefix};
+use tunnel_common::{locality, service::SourceRange, steering::Prefix, table::MAX_PACKET_LINKS};
 
 use super::{
     CheckSchedule, NetworkState, filters, link_header::LinkHeader, netlink::RouteSocket,
@@ -38,13 +39,40 @@ impl AddressPair {
     }
 }
 
-/// The senders that count as local, as packets on uplinks show them (`service.detectLocal`).
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// A link on which packets are translated.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct TranslatedLink {
+    /// This node's addresses that stand for clients on the link.
+    pub addresses: AddressPair,
+    /// True if the link leads to pods of this node.
+    pub leads_to_pods: bool,
+    /// The senders of packets that arrive on the link and count as local.
+    pub local_senders: LocalOnLink,
+    /// True if no flow may begin on the link.
+    pub known_flows_only: bool,
+}
+
+/// The senders behind a link that count as local.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum LocalOnLink {
+    /// Those whose address is in a range of local senders.
+    #[default]
+    InRanges,
+    /// The same, and all senders of a family without such a range.
+    PresumedLocal,
+    /// All of them.
+    All,
+}
+
+/// The senders that count as local (`service.detectLocal`).
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub enum LocalSenders {
-    /// Senders are not distinguished.
+    /// Senders on uplinks are not distinguished.
     Unknown,
-    /// No sender that reaches an uplink is local, since local ones are behind other links.
-    Nobody,
+    /// Senders behind the link with this name. None of them reaches an uplink.
+    OnBridge(String),
+    /// Senders behind links whose names begin with this prefix. None of them reaches an uplink.
+    OnInterfaces(String),
     /// Senders in the configured ranges (`service.clusterCIDRs`).
     ClusterRanges,
     /// Senders in the pod ranges of this node's Node object.
@@ -53,18 +81,36 @@ pub enum LocalSenders {
 
 impl LocalSenders {
     /// Returns the ranges of the local senders.
-    fn ranges(self, pod_ranges: &PodRanges) -> Vec<SourceRange> {
+    fn ranges(&self, pod_ranges: &PodRanges) -> Vec<SourceRange> {
         let of = |prefixes: &[Prefix]| prefixes.iter().map(SourceRange::of_prefix).collect();
         match self {
             Self::Unknown => Vec::new(),
-            Self::Nobody => [true, false].map(locality::nobody).to_vec(),
+            Self::OnBridge(_) | Self::OnInterfaces(_) => {
+                [true, false].map(locality::nobody).to_vec()
+            }
             Self::ClusterRanges => of(&pod_ranges.configured),
             Self::NodeRanges => of(&pod_ranges.of_node),
         }
     }
+
+    /// Returns the local senders behind a link. `is_proven` is true if the link is known to lead to pods of this node.
+    fn behind(&self, link: &str, is_proven: bool) -> LocalOnLink {
+        let is_named = match self {
+            Self::OnBridge(name) => link == name,
+            Self::OnInterfaces(prefix) => link.starts_with(prefix),
+            Self::Unknown | Self::ClusterRanges | Self::NodeRanges => false,
+        };
+        if is_named {
+            LocalOnLink::All
+        } else if is_proven {
+            LocalOnLink::PresumedLocal
+        } else {
+            LocalOnLink::InRanges
+        }
+    }
 }
 
-/// The uplinks whose packets are translated, as shown in the status.
+/// The links whose packets are translated, as shown in the status.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PacketsView {
@@ -72,9 +118,12 @@ pub struct PacketsView {
     pub enabled: bool,
     /// The names of the uplinks.
     pub uplinks: Vec<String>,
-    /// Descriptions of the programs of others on the uplinks.
+    /// The names of the links that lead to pods, with `service.packets.links: all`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pod_links: Vec<String>,
+    /// Descriptions of the programs of others on these links.
     pub others: Vec<String>,
-    /// The uplinks whose packets are not translated, and the settings of the kernel that keep packets from backends.
+    /// The links whose packets are not translated, and the settings of the kernel that keep packets from backends.
     pub warnings: Vec<String>,
     /// The current problem, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,8 +146,23 @@ fn forwarding_warnings(uplinks: &BTreeMap<u32, String>) -> Vec<String> {
     off.collect()
 }
 
+/// Removes the links for which the map of links has no room, and returns a description of the problem if there are any.
+fn leave_out(uplinks: usize, pod_links: &mut BTreeMap<u32, String>) -> Option<String> {
+    let room = usize::try_from(MAX_PACKET_LINKS)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(uplinks);
+    let (first, name) = pod_links.iter().nth(room)?;
+    let problem = format!(
+        "packets on {} links of pods, from {name} on, are not translated: there is room for {MAX_PACKET_LINKS} links",
+        pod_links.len() - room
+    );
+    let first = *first;
+    pod_links.retain(|index, _| *index < first);
+    Some(problem)
+}
+
 /// The settings of [`PacketLinks`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PacketLinkSettings {
     /// The interval between checks that the programs are attached.
     pub check_interval: Duration,
@@ -106,35 +170,40 @@ pub struct PacketLinkSettings {
     pub local_senders: LocalSenders,
     /// True if the address in the Node object stands for clients on every link, and not the link's own address.
     pub uses_node_address: bool,
+    /// True if packets are also translated on the links that lead to pods.
+    pub includes_pod_links: bool,
 }
 
-/// The programs that translate packets on uplinks.
-pub trait UplinkTranslation: Send {
+/// The programs that translate packets.
+pub trait PacketPrograms: Send {
     /// The type of the errors that the operations return.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Attaches the programs to every uplink, given by index and name: those whose packets have an Ethernet header, and those
-    /// whose packets have none. If `reattach` is true, repairs those that are already attached.
+    /// Attaches the programs to links, given by index and name: those whose packets have an Ethernet header, and those whose
+    /// packets have none. If `reattach` is true, repairs those that are already attached.
     ///
     /// # Errors
     ///
     /// Returns an error if a program can't be attached to a link.
     fn attach(
         &mut self,
-        uplinks: &BTreeMap<u32, String>,
+        with_ethernet: &BTreeMap<u32, String>,
         without_ethernet: &BTreeMap<u32, String>,
         reattach: bool,
     ) -> Result<(), Self::Error>;
 
-    /// Detaches the programs from all links that are not uplinks.
+    /// Returns the indices of the links to which this or an earlier process has attached a program.
+    fn attached_links(&self) -> BTreeSet<u32>;
+
+    /// Detaches the programs from all other links.
     ///
     /// # Errors
     ///
     /// Returns an error if a program can't be detached.
-    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
+    fn remove_unused(&mut self, links: &BTreeMap<u32, String>) -> Result<(), Self::Error>;
 
-    /// Describes the programs of others on uplinks.
-    fn others(&self, uplinks: &BTreeMap<u32, String>) -> Vec<String>;
+    /// Describes the programs of others on links.
+    fn others(&self, links: &BTreeMap<u32, String>) -> Vec<String>;
 
     /// Stores the ranges of local senders.
     ///
@@ -143,81 +212,156 @@ pub trait UplinkTranslation: Send {
     /// Returns an error if the map can't be written, or has too few entries.
     fn set_local_ranges(&mut self, ranges: &[SourceRange]) -> Result<(), Self::Error>;
 
-    /// Stores the addresses that stand for clients on each link, and removes those of other links.
+    /// Stores what the programs must know about links.
     ///
     /// # Errors
     ///
     /// Returns an error if the map can't be written.
-    fn set_addresses(&mut self, addresses: &BTreeMap<u32, AddressPair>) -> Result<(), Self::Error>;
+    fn set_links(&mut self, links: &BTreeMap<u32, TranslatedLink>) -> Result<(), Self::Error>;
+
+    /// Removes what the programs know about other links, which no longer have the programs.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the map can't be read or written.
+    fn forget_other_links(
+        &mut self,
+        links: &BTreeMap<u32, TranslatedLink>,
+    ) -> Result<(), Self::Error>;
 }
 
 /// The task that keeps the programs attached.
 pub struct PacketLinks<K> {
     programs: K,
     network: watch::Receiver<NetworkState>,
+    /// True while flows may need the programs on links that lead to pods, although the config doesn't include these links.
+    needs_pod_links: watch::Receiver<bool>,
     settings: PacketLinkSettings,
     view: watch::Sender<PacketsView>,
-    /// Descriptions of the filters of others on the uplinks, as of the last time that they were listed.
+    /// Descriptions of the filters of others on these links, as of the last time that they were listed.
     filters: Vec<String>,
 }
 
-impl<K: UplinkTranslation> PacketLinks<K> {
+impl<K: PacketPrograms> PacketLinks<K> {
     /// Creates the task. `network` must include routes. Nothing is attached yet.
     #[must_use]
-    pub const fn new(
+    pub fn new(
         programs: K,
-        network: watch::Receiver<NetworkState>,
+        (network, needs_pod_links): (watch::Receiver<NetworkState>, watch::Receiver<bool>),
         settings: PacketLinkSettings,
         view: watch::Sender<PacketsView>,
     ) -> Self {
         Self {
             programs,
             network,
+            needs_pod_links,
             settings,
             view,
             filters: Vec::new(),
         }
     }
 
-    /// Attaches the programs to new uplinks, and detaches them from links that are none any more. If `reattach` is true,
-    /// also repairs those that are attached. Returns false if there is a problem, which is logged.
-    pub fn check(&mut self, reattach: bool) -> bool {
-        let network = self.network.borrow_and_update().clone();
-        let mut uplinks = network.links.uplinks.clone();
-        // The packets of a port of a bridge or bond belong to the bridge or bond.
-        uplinks.retain(|index, _| !network.snapshot.has_master(*index));
-        let with_header = |uplinks: &mut BTreeMap<u32, String>, header: LinkHeader| {
-            let has_header =
-                |index: &u32, _: &mut String| network.snapshot.link_header(*index) == header;
-            uplinks
-                .extract_if(.., has_header)
-                .collect::<BTreeMap<_, _>>()
-        };
-        let unreadable = with_header(&mut uplinks, LinkHeader::Other);
-        let warnings = unreadable.values().map(|uplink| {
-            format!("uplink {uplink} has neither Ethernet nor bare IP packets, so packets that arrive on it are not translated")
-        });
-        let mut with_ethernet = uplinks.clone();
-        let without_ethernet = with_header(&mut with_ethernet, LinkHeader::Absent);
+    /// Returns the links that lead to pods and have the programs. If the config doesn't include them, those are left that
+    /// flows may still need.
+    fn pod_links(&mut self, network: &NetworkState) -> BTreeMap<u32, String> {
+        let mut links = network.links.pod_links.clone();
+        if !self.settings.includes_pod_links {
+            if !*self.needs_pod_links.borrow_and_update() {
+                return BTreeMap::new();
+            }
+            let attached = self.programs.attached_links();
+            links.retain(|index, _| attached.contains(index));
+        }
+        links
+    }
+
+    /// Returns what the programs must know about the links.
+    fn describe(
+        &self,
+        network: &NetworkState,
+        (uplinks, pod_links): (&BTreeMap<u32, String>, &BTreeMap<u32, String>),
+    ) -> BTreeMap<u32, TranslatedLink> {
         let preferred: &[IpAddr] = if self.settings.uses_node_address {
             &network.internal_ips
         } else {
             &[]
         };
-        let links = uplinks.keys().copied();
+        let (senders, proven) = (
+            &self.settings.local_senders,
+            &network.links.proven_pod_links,
+        );
+        let links = uplinks.keys().chain(pod_links.keys()).copied();
         let addresses = network.snapshot.client_addresses(links, preferred);
-        let local_ranges = self.settings.local_senders.ranges(&network.pod_ranges);
-        let mut problems = Vec::from_iter(network.problem);
+        let describe = |(index, addresses): (u32, AddressPair)| {
+            let pod_link = pod_links.get(&index);
+            let link = TranslatedLink {
+                addresses,
+                leads_to_pods: pod_link.is_some(),
+                local_senders: pod_link.map_or(LocalOnLink::InRanges, |name| {
+                    senders.behind(name, proven.contains(&index))
+                }),
+                known_flows_only: pod_link.is_some() && !self.settings.includes_pod_links,
+            };
+            (index, link)
+        };
+        addresses.into_iter().map(describe).collect()
+    }
+
+    /// Returns what the programs must know about the links until both programs are attached to each of them: no flow may begin
+    /// on a link of pods that has only one of them.
+    fn while_attaching(
+        &self,
+        described: &BTreeMap<u32, TranslatedLink>,
+    ) -> BTreeMap<u32, TranslatedLink> {
+        let attached = self.programs.attached_links();
+        let mut links = described.clone();
+        for (index, link) in &mut links {
+            link.known_flows_only |= link.leads_to_pods && !attached.contains(index);
+        }
+        links
+    }
+
+    /// Attaches the programs to new links, and detaches them from those that need none any more. If `reattach` is true,
+    /// also repairs those that are attached. Returns false if there is a problem, which is logged.
+    pub fn check(&mut self, reattach: bool) -> bool {
+        let network = self.network.borrow_and_update().clone();
+        let mut problems = Vec::from_iter(network.problem.clone());
         let is_complete = problems.is_empty() && network.links.missing.is_none();
-        // The addresses must be there before the first packet is translated.
+        let mut uplinks = network.links.uplinks.clone();
+        // The packets of a port of a bridge or bond belong to the bridge or bond.
+        uplinks.retain(|index, _| !network.snapshot.has_master(*index));
+        let mut pod_links = self.pod_links(&network);
+        problems.extend(leave_out(uplinks.len(), &mut pod_links));
+        let header_of = |index: &u32| network.snapshot.link_header(*index);
+        let mut unreadable = BTreeMap::new();
+        for links in [&mut uplinks, &mut pod_links] {
+            unreadable.extend(links.extract_if(.., |it, _| header_of(it) == LinkHeader::Other));
+        }
+        let warnings = unreadable.values().map(|link| {
+            format!("{link} has neither Ethernet nor bare IP packets, so packets that arrive on it are not translated")
+        });
+        let described = self.describe(&network, (&uplinks, &pod_links));
+        let mut links = uplinks.clone();
+        links.extend(pod_links.clone());
+        let (with_ethernet, without_ethernet) = links
+            .clone()
+            .into_iter()
+            .partition(|(index, _)| header_of(index) == LinkHeader::Ethernet);
+        let local_ranges = self.settings.local_senders.ranges(&network.pod_ranges);
+        // The programs must know the link before the first packet is translated.
         let mut results = vec![
             self.programs.set_local_ranges(&local_ranges),
-            self.programs.set_addresses(&addresses),
+            self.programs.set_links(&self.while_attaching(&described)),
             self.programs
                 .attach(&with_ethernet, &without_ethernet, reattach),
+            self.programs.set_links(&described),
         ];
         if is_complete {
-            results.push(self.programs.remove_unused(&uplinks));
+            let removed = self.programs.remove_unused(&links);
+            if removed.is_ok() {
+                results.push(self.programs.forget_other_links(&described));
+            }
+            results.push(removed);
         }
         problems.extend(
             results
@@ -229,30 +373,37 @@ impl<K: UplinkTranslation> PacketLinks<K> {
         let view = PacketsView {
             enabled: true,
             uplinks: uplinks.values().cloned().collect(),
-            others: [self.programs.others(&uplinks), self.filters.clone()].concat(),
+            pod_links: pod_links.values().cloned().collect(),
+            others: [self.programs.others(&links), self.filters.clone()].concat(),
             warnings: warnings.chain(forwarding_warnings(&uplinks)).collect(),
             problem: (!is_well).then(|| problems.join("; ")),
         };
+        self.publish(view);
+        is_well
+    }
+
+    fn publish(&self, view: PacketsView) {
         self.view.send_if_modified(|old| {
             if *old == view {
                 return false;
             }
             match &view.problem {
-                Some(problem) => warn!(%problem, "cannot translate packets on all uplinks"),
+                Some(problem) => warn!(%problem, "cannot translate packets on all links"),
                 None => {
-                    info!(uplinks = ?view.uplinks, "packets that arrive on uplinks are translated");
+                    info!(uplinks = ?view.uplinks, pod_links = view.pod_links.len(), "packets on these links are translated");
                 }
             }
             *old = view;
             true
         });
-        is_well
     }
 
-    /// Lists the filters of others on the uplinks.
+    /// Lists the filters of others on the links.
     async fn list_filters(&mut self, kernel: &RouteSocket) {
-        let uplinks = self.network.borrow().links.uplinks.clone();
-        self.filters = filters::others(kernel, &uplinks).await;
+        let network = self.network.borrow().clone();
+        let mut links = self.pod_links(&network);
+        links.extend(network.links.uplinks.clone());
+        self.filters = filters::others(kernel, &links).await;
     }
 
     /// Runs until the drain begins. The programs stay attached.
@@ -269,6 +420,8 @@ impl<K: UplinkTranslation> PacketLinks<K> {
                 () = drain::begun(&mut draining) => return,
                 // The follower stops only when the drain begins.
                 Ok(()) = self.network.changed() => schedule.check_now(),
+                // Without the task that counts flows, the daemon stops.
+                Ok(()) = self.needs_pod_links.changed() => schedule.check_now(),
                 () = sleep_until(schedule.next) => {
                     if let Ok(kernel) = &kernel {
                         self.list_filters(kernel).await;

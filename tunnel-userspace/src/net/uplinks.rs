@@ -129,8 +129,8 @@ pub(super) struct Rules<'a> {
 pub(super) struct ClassifiedLinks {
     /// The names of the uplinks, by link index.
     pub(super) uplinks: BTreeMap<u32, String>,
-    /// The names of the links over which the connections of pods arrive.
-    pub(super) pod_links: Vec<String>,
+    /// The names of the links over which the connections of pods arrive, by link index.
+    pub(super) pod_links: BTreeMap<u32, String>,
     /// The indices of the links over which steered connections may arrive: loopback and the pod links.
     pub(super) inside_links: BTreeSet<u32>,
     /// The indices of the pod links that were detected, or that `service.podLinks` names. The others are pod links only
@@ -188,7 +188,7 @@ pub(super) fn classify(links: &[Link], rules: Rules<'_>) -> ClassifiedLinks {
             Destination::Pods => {
                 classified.inside_links.insert(link.index);
                 if link.kind != LinkKind::Loopback && link.bridge.is_none() {
-                    classified.pod_links.push(link.name.clone());
+                    classified.pod_links.insert(link.index, link.name.clone());
                 }
             }
             Destination::Unproven if link.bridge.is_none() => {

@@ -186,3 +186,18 @@ fn ports_with_the_same_endpoints_share_a_list() {
     let of_c = [("10.1.0.1", 8082), ("10.1.0.2", 8082), ("10.1.0.3", 9090)];
     assert_eq!(targets(c), of_c.map(|(ip, port)| target(ip, port)));
 }
+
+#[test]
+fn sctp_ports_are_planned_only_if_packets_are_translated() {
+    let mut web = service_named("web", &["10.96.0.10"]);
+    web.ports[0].protocol = Protocol::SCTP;
+    let state = state(web, Vec::new());
+    for translates_packets in [true, false] {
+        let info = NodeInfo {
+            translates_packets,
+            ..node_info()
+        };
+        let planned = plan_service(&state, &info);
+        assert_eq!(planned.is_empty(), !translates_packets);
+    }
+}

@@ -51,6 +51,8 @@ pub struct PlanSettings {
     pub external_ips: ExternalIps,
     /// Determines whether external IPs and load balancer addresses are served at this node's own addresses.
     pub node_addresses: NodeAddresses,
+    /// True if packets are translated (`service.packets.enabled`).
+    pub translates_packets: bool,
     /// Determines whether `openyurt.io/topologyKeys` is honoured or ignored.
     pub topology_keys: TopologyKeys,
     /// The percentage of the map entries not used by other namespaces that the Services of one namespace may
@@ -148,6 +150,7 @@ impl DesiredPlans {
                     name: node,
                     node_addresses: settings.node_addresses,
                     default_algorithm: settings.algorithm,
+                    translates_packets: settings.translates_packets,
                     ..NodeInfo::default()
                 }),
             },

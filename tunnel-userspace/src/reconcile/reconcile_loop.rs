@@ -1,6 +1,6 @@
 //! The reconcile loop: a task that waits for changes, writes them to the maps and publishes the result.
 
-use std::{collections::BTreeSet, future, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::{
@@ -11,6 +11,7 @@ use tracing::{error, info, warn};
 
 use super::{
     background_job::ThreadPanicked,
+    cluster_addresses::ClusterAddresses,
     grace_period::{GracePeriod, RetiredEntries, RetiredEntry, RetiredQueue},
     listener_poll::{FindListeners, ListenerPoll},
     map_access::{MapReader, MapWriter, SteeringMaps},
@@ -19,7 +20,7 @@ use super::{
     published_state::{PublishedServices, ReconcileStats},
     reconciler::Reconciler,
     steering::SteeringReconciler,
-    timers::{Timers, sleep_until_some},
+    timers::{Timers, next_networks, sleep_until_some},
 };
 use crate::{
     clock::{monotonic, since_boot},
@@ -53,6 +54,8 @@ pub trait Updates: Send {
 pub struct ReconcileLoop<M, S, G> {
     reconciler: Reconciler<M>,
     steering: SteeringReconciler<S>,
+    /// The cluster IPs, if packets are translated.
+    addresses: Option<ClusterAddresses>,
     retired: RetiredQueue<G>,
     listener_poll: ListenerPoll,
     probe: Option<PeriodicProbe>,
@@ -81,6 +84,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         Self {
             reconciler,
             steering,
+            addresses: None,
             retired: RetiredQueue::new(grace),
             listener_poll: ListenerPoll::new(None, Duration::MAX),
             probe: None,
@@ -157,6 +161,14 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     pub fn set_addresses(&mut self, addresses: &Arc<BTreeSet<IpAddr>>) {
         self.reconciler.set_addresses(BTreeSet::clone(addresses));
         self.steering.set_own_addresses(Arc::clone(addresses));
+        if let Some(known) = &mut self.addresses {
+            known.set_own_addresses(Arc::clone(addresses));
+        }
+    }
+
+    /// Makes the loop write which addresses are cluster IPs.
+    pub fn write_cluster_addresses(&mut self, addresses: ClusterAddresses) {
+        self.addresses = Some(addresses);
     }
 
     /// Follows the networks that this node has routes to, which edge nodes must not claim.
@@ -218,6 +230,9 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
             }
         }
         self.steering.update(&update);
+        self.addresses
+            .iter_mut()
+            .for_each(|known| known.update(&update));
         self.reconciler.update(update);
         since
     }
@@ -291,13 +306,13 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     /// If `is_due` is true, syncs even if nothing has changed.
     fn write_and_schedule(&mut self, is_due: bool, changed_at: Option<Duration>) {
         self.listener_poll.start_if_due(&mut self.reconciler);
-        if is_due || self.reconciler.is_dirty() {
+        if is_due || self.is_dirty() {
             self.sync(changed_at);
         } else {
             self.retired.add(RetiredEntries::default());
         }
         let now = Instant::now();
-        let is_dirty = self.reconciler.is_dirty();
+        let is_dirty = self.is_dirty();
         if !is_dirty {
             self.timers.retry_delay = FIRST_RETRY;
         }
@@ -311,6 +326,12 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         self.stats.send_if_modified(|stats| {
             std::mem::replace(&mut stats.draining_backends, draining) != draining
         });
+    }
+
+    /// Returns true if something that has changed is not in the maps yet.
+    fn is_dirty(&self) -> bool {
+        let addresses = self.addresses.as_ref();
+        self.reconciler.is_dirty() || addresses.is_some_and(ClusterAddresses::is_incomplete)
     }
 
     /// Dials the probe's frontend, and checks the cookie of the host's network namespace.
@@ -368,6 +389,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
     /// differences must be written. This must not run during a write, since a half-written change would count
     /// as a difference. It therefore blocks the loop, for about as long as reading the maps takes at startup.
     fn audit(&mut self) -> bool {
+        let addresses_differ = self.addresses.as_mut().is_some_and(ClusterAddresses::audit);
         match self.reconciler.audit(&*self.retired.grace_period) {
             Ok(0) => {}
             Ok(differences) => {
@@ -384,7 +406,7 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
                 "cannot audit the maps"
             ),
         }
-        false
+        addresses_differ
     }
 
     /// Writes the changes. If a batch is refused during the first sync, re-reads the maps and writes the
@@ -418,8 +440,16 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
 
     fn sync(&mut self, changed_at: Option<Duration>) {
         let start = monotonic();
+        self.addresses
+            .iter_mut()
+            .for_each(ClusterAddresses::sync_left_alone);
         let retired = self.write_changes();
         self.retired.add(retired);
+        if let Some(addresses) = &mut self.addresses
+            && self.reconciler.sync.is_synced()
+        {
+            addresses.sync();
+        }
         if self.steering.has_changed() {
             self.sync_steering();
         }
@@ -459,16 +489,4 @@ impl<M: MapReader + MapWriter, S: SteeringMaps, G: GracePeriod + 'static> Reconc
         let warnings = self.reconciler.warnings(&self.steering.known_problems);
         publish::publish_if_changed(&self.warnings, warnings.into());
     }
-}
-
-/// Waits until the networks that this node has routes to change, or forever if they are not followed.
-async fn next_networks(
-    networks: &mut Option<watch::Receiver<Arc<LinkNetworks>>>,
-) -> Arc<LinkNetworks> {
-    if let Some(networks) = networks
-        && networks.changed().await.is_ok()
-    {
-        return Arc::clone(&networks.borrow_and_update());
-    }
-    future::pending().await
 }

@@ -74,6 +74,7 @@ fn settings() -> PlanSettings {
         external_ips: ExternalIps::Any,
         topology_keys: TopologyKeys::Ignore,
         namespace_share: 100,
+        translates_packets: true,
         node_addresses: NodeAddresses::Serve,
         local_listeners: [0].into(),
     }

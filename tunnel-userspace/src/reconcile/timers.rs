@@ -1,8 +1,13 @@
-//! The timers of the reconcile loop.
+//! The timers of the reconcile loop, and waits for events that may never come.
 
-use std::{future, time::Duration};
+use std::{future, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::model::LinkNetworks;
 
 /// Timers for work that is not triggered by an event.
 #[derive(Default)]
@@ -35,4 +40,16 @@ pub(super) async fn sleep_until_some(time: Option<Instant>) {
         Some(time) => sleep_until(time).await,
         None => future::pending().await,
     }
+}
+
+/// Waits until the networks that this node has routes to change, or forever if they are not followed.
+pub(super) async fn next_networks(
+    networks: &mut Option<watch::Receiver<Arc<LinkNetworks>>>,
+) -> Arc<LinkNetworks> {
+    if let Some(networks) = networks
+        && networks.changed().await.is_ok()
+    {
+        return Arc::clone(&networks.borrow_and_update());
+    }
+    future::pending().await
 }

@@ -138,6 +138,9 @@ pub struct KubeScope {
     /// case, all Nodes are read, and so are the Services of other proxies, for their load balancers'
     /// addresses.
     pub owned_external_ips: bool,
+    /// True if packets are translated (`service.packets.enabled`). In that case, the Services of other proxies are read, because
+    /// packets to their cluster IPs are left alone.
+    pub packets: bool,
     /// True if node pools are in use (`service.topologyKeys: honor`). In that case, all Nodes are read.
     pub node_pools: bool,
     /// The path of the file that holds the last known state.
@@ -190,7 +193,8 @@ impl KubeScope {
         let needs_own_node_only =
             self.steering.is_none() && !self.owned_external_ips && !self.node_pools;
         let own = needs_own_node_only.then(|| format!("metadata.name={}", self.node));
-        let labels = (!self.owned_external_ips).then_some(NOT_OF_OTHER_PROXY);
+        let needs_all_services = self.owned_external_ips || self.packets;
+        let labels = (!needs_all_services).then_some(NOT_OF_OTHER_PROXY);
         let mut selections = vec![
             Selection::new::<Service>(None, labels, Some(NOT_HEADLESS)),
             Selection::new::<EndpointSlice>(None, Some(NOT_OF_HEADLESS), None),

@@ -303,7 +303,7 @@ impl State {
             self.node_names.set(&id.name.name, now.is_some());
         }
         match id.kind {
-            Kind::Service | Kind::Node | Kind::ConfigMap | Kind::Pod => {
+            Kind::Service | Kind::Node | Kind::ConfigMap | Kind::Pod | Kind::ServiceCidr => {
                 self.mark_dirty(id.clone(), at);
             }
             Kind::EndpointSlice => {
@@ -313,8 +313,6 @@ impl State {
                     }
                 }
             }
-            // No BPF map depends on ServiceCIDRs.
-            Kind::ServiceCidr => {}
         }
     }
 
@@ -415,7 +413,11 @@ impl State {
                 (Kind::ConfigMap, _) => update.config_maps.push((name, None)),
                 (_, Some(Object::Pod(pod))) => update.pods.push((name, Some(pod))),
                 (Kind::Pod, _) => update.pods.push((name, None)),
-                (Kind::EndpointSlice | Kind::ServiceCidr, _) => {}
+                (_, Some(Object::ServiceCidr(cidr))) => {
+                    update.service_cidrs.push((name, Some(cidr)));
+                }
+                (Kind::ServiceCidr, _) => update.service_cidrs.push((name, None)),
+                (Kind::EndpointSlice, _) => {}
             }
         }
         Some(update)
@@ -423,7 +425,14 @@ impl State {
 
     /// Returns the IDs of all objects whose kinds are included in updates.
     fn all_ids(&self) -> BTreeSet<ObjectId> {
-        let kinds = [Kind::Service, Kind::Node, Kind::ConfigMap, Kind::Pod].into_iter();
+        let kinds = [
+            Kind::Service,
+            Kind::Node,
+            Kind::ConfigMap,
+            Kind::Pod,
+            Kind::ServiceCidr,
+        ];
+        let kinds = kinds.into_iter();
         let of_kind = |kind| {
             self.overlays
                 .iter()

@@ -68,6 +68,10 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::admin",
             "crate::config",
             "crate::identity::ca",
+            "crate::explain::ExplainedStep",
+            "crate::explain::Explanation",
+            "crate::explain::Kind",
+            "crate::explain::Outcome",
             "crate::flows::FlowView",
             "crate::flows::FlowsView",
             "crate::net::NetworkView",
@@ -239,6 +243,17 @@ pub(super) const USERSPACE: &[Rule] = &[
         ],
     ),
     rule(
+        "explain",
+        NO_KERNEL_OR_KUBERNETES,
+        &[
+            "crate::bpf",
+            "crate::net",
+            "crate::reconcile::PortNames",
+            "crate::reconcile::PublishedServices",
+            "crate::error_chain",
+        ],
+    ),
+    rule(
         "net",
         NO_KERNEL_OR_KUBERNETES,
         &[
@@ -304,6 +319,8 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::identity::CertificateState",
             "crate::identity::DenyListState",
             "crate::model",
+            "crate::explain::Explanation",
+            "crate::explain::Question",
             "crate::flows::FlowFilter",
             "crate::flows::FlowView",
             "crate::flows::FlowsView",

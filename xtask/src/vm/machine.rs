@@ -17,15 +17,22 @@ use crate::progress::Clock;
 /// QEMU's exit status if all tests passed: the guest writes 0x10, and QEMU returns twice that plus one.
 const PASSED_STATUS: i32 = 33;
 /// A virtual machine's memory, in MiB.
-const MEMORY: &str = "768";
+const MEMORY: &str = "1024";
 /// Maximum run time of a virtual machine; longer than that of a single program.
 pub(super) const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM_SECONDS + 300);
 /// Maximum time without output; longer than a test's timeout.
 const MAX_SILENCE: Duration = Duration::from_secs(420);
 /// Interval between checks on a running virtual machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Strings in console lines by which the kernel reports a fault in itself.
-const FAULT_MARKS: [&str; 4] = ["WARNING: ", "BUG: ", "Oops", "general protection"];
+/// Strings in console lines by which the kernel reports a fault in itself, or that it killed a process for lack
+/// of memory.
+const FAULT_MARKS: [&str; 5] = [
+    "WARNING: ",
+    "BUG: ",
+    "Oops",
+    "general protection",
+    "Out of memory: ",
+];
 /// Maximum number of console lines about faults to report.
 const MAX_FAULTS: usize = 5;
 /// Number of console lines to print from the end.

@@ -21,6 +21,8 @@ pub(super) const WANTED: &[&str] = &[
     "vxlan",
     "geneve",
     "8021q",
+    "bonding",
+    "macvlan",
     "bridge",
     "br_netfilter",
     "tun",

@@ -208,6 +208,11 @@ impl BenchNode {
         self.node.outside().clone()
     }
 
+    /// Returns the sandbox of a pod that is a client.
+    pub(super) fn client_pod(&self) -> Result<Sandbox> {
+        Ok(Sandbox::clone(&*self.node.pod("client")?))
+    }
+
     pub(super) const fn backend(&self, place: Place) -> SocketAddr {
         self.backends[place.index()]
     }

@@ -1,6 +1,7 @@
 //! Measures the programs alone with `BPF_PROG_TEST_RUN`, packet by packet.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     net::{IpAddr, Ipv4Addr},
     time::Duration,
@@ -21,6 +22,7 @@ use tunnel_userspace::{
         self, DataPath, FrameRun, KernelMaps, PacketSettings, PinDirectory, ProgramSettings,
         Translation,
     },
+    net::{PacketPrograms as _, TranslatedLink},
     reconcile::{MapSizes, MapWriter as _},
 };
 use zerocopy::FromZeros as _;
@@ -39,6 +41,9 @@ const PORT: u16 = 80;
 /// Bits of TCP's flags.
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
+
+/// The index of the loopback device, on which the kernel runs the program.
+const LOOPBACK: u32 = 1;
 
 /// The index of the frontend, its backend and its slot.
 const INDEX: u32 = 1;
@@ -69,7 +74,8 @@ impl ProgramTimes {
         let data_path = DataPath::load(&pins, sizes, bpf::probe()?, &settings, Duration::ZERO)?;
         let (mut maps, _) = data_path.open_maps()?;
         write_frontend(&mut maps)?;
-        let translation = data_path.translation()?;
+        let mut translation = data_path.translation()?;
+        translation.set_links(&BTreeMap::from([(LOOPBACK, TranslatedLink::default())]))?;
 
         let (mut known, mut new, mut foreign) = (Vec::new(), Vec::new(), Vec::new());
         for port in 10_000..10_000 + RUNS {

@@ -8,7 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
     AddressKind, Cluster, ConnectionSource, Frontend, LocalNode, OwnAddresses, Policy,
-    TopologyKeys, Verdict, frontends, health_check_node_ports, is_masqueraded, random, verdict,
+    TopologyKeys, Verdict, frontends, health_check_node_ports, is_masqueraded, is_pod_masqueraded,
+    random, verdict,
 };
 
 const SEEDS: u64 = 400;
@@ -146,14 +147,21 @@ fn masquerades(
     source: &ConnectionSource,
     here: &LocalNode,
 ) -> impl Iterator<Item = String> {
-    let outside = match source {
-        ConnectionSource::Outside(ip) => Some(*ip),
+    let sender = match source {
+        ConnectionSource::Outside(ip) => Some((*ip, false)),
+        ConnectionSource::PodPacket(ip) => Some((*ip, true)),
         ConnectionSource::NodeSocket | ConnectionSource::PodSocket(_) => None,
     };
-    outside.into_iter().flat_map(move |ip| {
+    sender.into_iter().flat_map(move |(ip, is_pod)| {
         frontend.cluster.iter().map(move |backend| {
-            let is_masqueraded = is_masqueraded(frontend, ip, backend.ip(), here);
-            format!("{:?}, masqueraded: {is_masqueraded}", frontend.kind)
+            let (of, is_masqueraded) = if is_pod {
+                let is_masqueraded = is_pod_masqueraded(frontend, ip, backend.ip(), here);
+                ("pod masqueraded", is_masqueraded)
+            } else {
+                let is_masqueraded = is_masqueraded(frontend, ip, backend.ip(), here);
+                ("masqueraded", is_masqueraded)
+            };
+            format!("{:?}, {of}: {is_masqueraded}", frontend.kind)
         })
     })
 }
@@ -170,6 +178,7 @@ fn verdict_of(frontend: &Frontend, source: &ConnectionSource, here: &LocalNode) 
     let source = match source {
         ConnectionSource::NodeSocket => "node",
         ConnectionSource::PodSocket(_) => "pod",
+        ConnectionSource::PodPacket(_) => "packet of a pod",
         ConnectionSource::Outside(_) => "outside",
     };
     let restricted = if frontend.source_ranges.is_empty() {
@@ -250,6 +259,8 @@ fn expected_corners() -> Vec<String> {
     let mut expected: Vec<String> = [
         "ClusterIp, Local, pod: dropped",
         "NodePort, Local, pod: untouched",
+        "NodePort, Local, packet of a pod: the cluster set",
+        "ExternalIp, Local, packet of a pod: the cluster set",
         "ClusterIp before ExternalIp",
         "LoadBalancerIp before LoadBalancerIp",
         "LoadBalancerIp before ExternalIp",
@@ -278,6 +289,10 @@ fn expected_corners() -> Vec<String> {
             "Local, outside: dropped",
             "masqueraded: true",
             "masqueraded: false",
+            "pod masqueraded: true",
+            "pod masqueraded: false",
+            "Local, packet of a pod: the local set",
+            "Local, packet of a pod: dropped",
         ] {
             expected.push(format!("{kind:?}, {corner}"));
         }

@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 
 use zerocopy::FromZeros as _;
 
-use super::super::*;
+use super::super::{fragments::Fragments, *};
 use crate::{
     addr::Protocol,
     affinity::{Affinity, AffinityKey},
+    fragment::{FragmentKey, FragmentRecord},
     packet::{Family, TcpFlags},
     service::{
         Algorithm, Backend, BackendState, Frontend, FrontendKey, IndexRange, InlineBackend, Slot,
@@ -44,6 +45,8 @@ pub(super) struct Node {
     flows: RefCell<BTreeMap<Vec<u8>, &'static Flow>>,
     /// The maximum number of entries.
     pub(super) capacity: Cell<usize>,
+    /// The number of insertions that succeed before there is no memory for others, and the number of those that then fail.
+    pub(super) unallocated: Cell<(u32, u32)>,
     /// The ports of the node that are in use by sockets.
     pub(super) taken: RefCell<Vec<u16>>,
     pub(super) masquerades_all: bool,
@@ -51,10 +54,18 @@ pub(super) struct Node {
     /// The number of ports that may stand for clients. They begin at 1024.
     pub(super) ports: u16,
     pub(super) local_ranges: Vec<SourceRange>,
+    pub(super) service_ranges: Vec<ServiceRange>,
+    /// True if packets leave by the link that they have arrived on.
+    pub(super) returns: Cell<bool>,
+    /// The flags of the link on which packets arrive, and by which they leave.
+    pub(super) link_flags: Cell<[u32; 2]>,
+    /// The values of `services` for addresses.
+    pub(super) addresses: Vec<(Address, u32)>,
     pub(super) now: Cell<u32>,
     numbers: Cell<u32>,
     run: RefCell<Run>,
     recent: RefCell<Vec<&'static FlowKey>>,
+    fragments: RefCell<Vec<FragmentRecord>>,
 }
 
 /// The address of the node on the link to other nodes.
@@ -88,15 +99,21 @@ impl Node {
             backends: RefCell::default(),
             flows: RefCell::default(),
             capacity: Cell::new(1000),
+            unallocated: Cell::default(),
             taken: RefCell::default(),
             masquerades_all: false,
             is_frozen: Cell::new(false),
             ports: 64,
             local_ranges: Vec::new(),
+            service_ranges: Vec::new(),
+            returns: Cell::default(),
+            link_flags: Cell::default(),
+            addresses: Vec::new(),
             now: Cell::new(1000),
             numbers: Cell::new(1),
             run: RefCell::new(Run::new_zeroed()),
             recent: RefCell::default(),
+            fragments: RefCell::default(),
         };
         for text in backends {
             let at = endpoint(text);
@@ -179,6 +196,10 @@ fn key_bytes(key: &FlowKey) -> Vec<u8> {
 
 impl decide::Maps for Node {
     fn frontend_index(&self, key: &FrontendKey) -> Option<u32> {
+        let of_address = |it: &&(Address, u32)| FrontendKey::of_address(it.0) == *key;
+        if let Some((_, value)) = self.addresses.iter().find(of_address) {
+            return Some(*value);
+        }
         let position = self.frontends.iter().position(|it| it.key == *key)?;
         u32::try_from(position).ok()
     }
@@ -220,12 +241,8 @@ impl decide::Maps for Node {
     }
 
     fn random(&self) -> u32 {
-        self.numbers.set(
-            self.numbers
-                .get()
-                .wrapping_mul(1_664_525)
-                .wrapping_add(1_013_904_223),
-        );
+        let number = self.numbers.get().wrapping_mul(1_664_525);
+        self.numbers.set(number.wrapping_add(1_013_904_223));
         self.numbers.get().rotate_left(16)
     }
 
@@ -256,6 +273,14 @@ impl Flows for Node {
         }
         if !exists && flows.len() >= self.capacity.get() {
             return Insertion::Full;
+        }
+        match self.unallocated.get() {
+            (0, 0) => {}
+            (0, failures) => {
+                self.unallocated.set((0, failures - 1));
+                return Insertion::NoMemory;
+            }
+            (successes, failures) => self.unallocated.set((successes - 1, failures)),
         }
         flows.insert(key, Box::leak(Box::new(*flow)));
         Insertion::Inserted
@@ -304,6 +329,18 @@ impl Flows for Node {
         self.local_ranges.get(index as usize)
     }
 
+    fn service_range(&self, index: u32) -> Option<&ServiceRange> {
+        self.service_ranges.get(index as usize)
+    }
+
+    fn packet_link(&self, link: u32) -> Option<&PacketLink> {
+        Some(Box::leak(Box::new(PacketLink {
+            v4: endpoint(&format!("{NODE}:0")).address,
+            v6: Address::UNSPECIFIED,
+            flags: self.link_flags.get()[link as usize],
+        })))
+    }
+
     fn masquerades_all(&self) -> bool {
         self.masquerades_all
     }
@@ -315,6 +352,21 @@ impl Flows for Node {
     fn port_at(&self, place: u32) -> Port {
         let number = (u64::from(place) * u64::from(self.ports)) >> 32;
         Port::from_host(1024 + u16::try_from(number).expect("a port"))
+    }
+}
+
+impl Fragments for Node {
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentRecord> {
+        let fragments = self.fragments.borrow();
+        fragments.iter().rev().find(|it| it.key == *key).copied()
+    }
+
+    fn insert_fragment(&self, record: &FragmentRecord) {
+        self.fragments.borrow_mut().push(*record);
+    }
+
+    fn fragment_timeout(&self) -> u32 {
+        30
     }
 }
 
@@ -335,11 +387,16 @@ pub(super) fn packet((source, destination): Ends, protocol: Protocol, flags: u8)
         protocol,
         flags: TcpFlags::from_byte(flags),
         transport_offset: 20,
+        is_fragment: false,
     }
 }
 
 /// The reason why a packet was refused, and true if it was dropped silently.
 pub(super) type Refusal = (Reason, bool);
+
+/// The indices of the link on which packets arrive, and of the one by which they leave.
+const ARRIVING: u32 = 0;
+const LEAVING: u32 = 1;
 
 /// Sends a packet through tc ingress, and returns its ends afterwards.
 fn through_ingress(
@@ -348,7 +405,7 @@ fn through_ingress(
     protocol: Protocol,
     flags: u8,
 ) -> Result<Ends, Refusal> {
-    let step = arrive(node, &packet(ends, protocol, flags));
+    let step = arrive(node, &packet(ends, protocol, flags), ARRIVING);
     let run = node.run.borrow();
     match step {
         Step::Next | Step::Pass => Ok(ends),
@@ -370,11 +427,10 @@ pub(super) fn through_egress(
     protocol: Protocol,
     flags: u8,
 ) -> Result<Ends, Refusal> {
-    let own = endpoint(&format!("{NODE}:0")).address;
     let step = leave(
         node,
         &packet(ends, protocol, flags),
-        || Some(own),
+        (LEAVING, node.returns.get()),
         |run| node.is_free(run),
     );
     let run = node.run.borrow();

@@ -68,7 +68,7 @@ fn a_client_that_dials_a_backend_itself_with_a_port_that_it_has_used_gets_the_ba
         let (_, backend) = client.connect();
         let (client_end, direct) = (endpoint(CLIENT), (endpoint(CLIENT), backend));
         client.send(RST).expect("open");
-        let dial = |ends, flags| arrive(&node, &fixture::packet(ends, Protocol::TCP, flags));
+        let dial = |ends, flags| arrive(&node, &fixture::packet(ends, Protocol::TCP, flags), 0);
         assert_eq!(dial(direct, SYN), Step::Pass);
         for flags in [SYN | ACK, ACK] {
             let reply = fixture::through_egress(&node, (backend, client_end), Protocol::TCP, flags);

@@ -10,8 +10,10 @@ use crate::{
     admin::ListFlows,
     app::{RoleError, failed},
     config::Config,
+    drain,
     flows::{self, FlowSweeper, FlowsView, SweeperSettings},
     model::ObjectWarning,
+    net::PacketsView,
     tasks::Tasks,
 };
 
@@ -21,23 +23,30 @@ pub(super) struct Flows {
     pub(super) view: watch::Receiver<FlowsView>,
     /// The problems that an operator must fix.
     pub(super) warnings: watch::Receiver<Arc<[ObjectWarning]>>,
+    /// True while flows may need the programs on links that lead to pods.
+    pub(super) needs_pod_links: watch::Receiver<bool>,
     /// Lists the flows.
     pub(super) list: ListFlows,
 }
 
-/// Starts the task that sweeps the flows, unless packets are not translated.
+/// Starts the task that sweeps the flows, unless packets are not translated. It begins once the programs are attached: until
+/// then, flows may still move to another map.
 pub(super) fn start(
     config: &Config,
     kernel: &KernelSetup,
+    mut packets: watch::Receiver<PacketsView>,
     tasks: &mut Tasks,
 ) -> Result<Flows, RoleError> {
     let view = watch::Sender::default();
     let warnings = watch::Sender::new(Arc::from([]));
+    let needs_pod_links = watch::Sender::new(true);
     let (published, reported) = (view.subscribe(), warnings.subscribe());
+    let needed = needs_pod_links.subscribe();
     if !config.service.packets.enabled {
         return Ok(Flows {
             view: published,
             warnings: reported,
+            needs_pod_links: needed,
             list: Box::new(|_| Box::new(iter::empty())),
         });
     }
@@ -53,8 +62,20 @@ pub(super) fn start(
         node: config.node_name.clone(),
         refused: Box::new(refused),
     };
-    let sweeper = FlowSweeper::new(Arc::clone(&map), settings, view, warnings);
-    tasks.start("flows", sweeper.run(tasks.draining()));
+    let sweeper = FlowSweeper::new(
+        Arc::clone(&map),
+        settings,
+        (view, warnings, needs_pod_links),
+    );
+    let (draining, mut stopped) = (tasks.draining(), tasks.draining());
+    tasks.start("flows", async move {
+        tokio::select! {
+            () = drain::begun(&mut stopped) => return,
+            // Without a sender, the daemon stops.
+            _ = packets.wait_for(|view| view.enabled) => {}
+        }
+        sweeper.run(draining).await;
+    });
     let services = kernel.published_services();
     let list: ListFlows = Box::new(move |filter| {
         let names = services.port_names(filter.service.as_deref());
@@ -64,6 +85,7 @@ pub(super) fn start(
     Ok(Flows {
         view: published,
         warnings: reported,
+        needs_pod_links: needed,
         list,
     })
 }

@@ -20,7 +20,7 @@ use super::{
     steering_rules,
 };
 use crate::{
-    admin::{Getter, NodeSetup, NodeViews, TunnelView},
+    admin::{Explain, Getter, NodeSetup, NodeViews, TunnelView},
     app::{
         RoleError, cgroup_of, failed, other_error,
         state_dir::StateDir,
@@ -34,8 +34,9 @@ use crate::{
     clock::since_boot,
     config::{self, Config, ServiceConfig},
     error_chain::chain,
+    explain::Explainer,
     model::ClusterUpdate,
-    net::Listeners,
+    net::{Listeners, PacketsView},
     reconcile::{
         self, DialProbe, ListenerPollError, PlanSettings, PublishedServices, ReadError,
         ReconcileLoop, Reconciler, SteeringReconciler, SteeringSettings,
@@ -74,7 +75,7 @@ pub(super) struct KernelSetup {
 fn map_sizes(config: &Config) -> MapSizes {
     let is_needed = |group| match group {
         MapGroup::Steering => config.tunnel.steering.is_some(),
-        MapGroup::Flows => config.service.packets.enabled,
+        MapGroup::Flows | MapGroup::Fragments => config.service.packets.enabled,
         MapGroup::Services | MapGroup::Affinity | MapGroup::SharedTranslations => true,
     };
     let unneeded = MapGroup::ALL.into_iter().filter(|group| !is_needed(*group));
@@ -86,6 +87,7 @@ fn packet_settings(service: &ServiceConfig) -> Option<PacketSettings> {
     let config = &service.packets;
     config.enabled.then(|| PacketSettings {
         timeouts: config.timeouts.for_programs(),
+        fragment_timeout: config.timeouts.fragments_for_programs(),
         ports: config.port_range().unwrap_or_else(masquerade_ports::choose),
         refusals_per_second: config.refusals_per_second,
         masquerade_all: service.masquerade_all,
@@ -141,6 +143,11 @@ impl KernelSetup {
             grace,
             config.service.full_sync_interval,
         );
+        if config.service.packets.enabled {
+            let addresses = data_path.adopt_addresses();
+            let addresses = addresses.map_err(failed("cannot read the maps"))?;
+            reconcile_loop.write_cluster_addresses(addresses);
+        }
         reconcile_loop.enable_listener_poll(
             local_listener_finder(),
             config.service.local_listener_poll_interval,
@@ -173,7 +180,6 @@ impl KernelSetup {
         })
     }
 
-    /// Returns the views for the HTTP endpoints. Views that other modules publish are still empty.
     /// Opens the map of flows.
     pub(super) fn flows(&self) -> Result<KernelFlows, ReadError> {
         self.data_path.flows()
@@ -184,11 +190,24 @@ impl KernelSetup {
         Arc::clone(&self.counters)
     }
 
-    /// Returns the published Services.
+    /// Returns the function that explains packets and connections.
+    pub(super) fn explain(&self, packets: watch::Receiver<PacketsView>) -> Explain {
+        let pins = Arc::clone(&self.pins);
+        let trials = self.data_path.packet_trials(Arc::clone(&pins));
+        let explainer = Explainer::new(pins, trials, self.published_services(), packets);
+        let explainer = Arc::new(explainer);
+        Box::new(move |question| {
+            let explainer = Arc::clone(&explainer);
+            Box::pin(async move { explainer.explain(&question).await })
+        })
+    }
+
+    /// Returns the published state of the Services.
     pub(super) fn published_services(&self) -> PublishedServices {
         self.reconcile_loop.published().clone()
     }
 
+    /// Returns the views for the HTTP endpoints. Views that other modules publish are still empty.
     pub(super) fn views(
         &self,
         config: &Config,
@@ -247,6 +266,7 @@ impl KernelSetup {
             packets: watch::Sender::default().subscribe(),
             flows: watch::Sender::default().subscribe(),
             list_flows: Box::new(|_| Box::new(std::iter::empty())),
+            explain: Box::new(|_| Box::pin(async { Err("not ready".to_owned()) })),
             network: watch::Sender::default().subscribe(),
             sockets: watch::Sender::default().subscribe(),
             tunnel: Box::new(TunnelView::default),
@@ -449,6 +469,7 @@ fn plan_settings(config: &Config) -> PlanSettings {
         node_addresses: config.service.node_addresses,
         topology_keys: config.service.topology_keys,
         namespace_share: config.service.namespace_share,
+        translates_packets: config.service.packets.enabled,
         local_listeners: config.service.local_listeners.iter().copied().collect(),
     }
 }

@@ -18,8 +18,6 @@ use crate::reconcile::{ReadError, WriteError};
 const BPF_MAP_LOOKUP_ELEM: i64 = 1;
 const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_MAP_GET_NEXT_KEY: i64 = 4;
-/// `BPF_NOEXIST`: an existing entry stays as it is.
-const BPF_NOEXIST: u32 = 1;
 
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_MAP_UPDATE_BATCH: i64 = 26;
@@ -114,21 +112,6 @@ impl<K: Plain, V: Plain> MapHandle<K, V> {
         // SAFETY: both keys have the map's key size, and outlive the call; the first may be null.
         let result = unsafe { attr.call(BPF_MAP_GET_NEXT_KEY) };
         Ok(self.is_found(result)?.then_some(next))
-    }
-
-    /// Writes the value for a key, unless the key exists. Returns false if the map is full.
-    pub(in crate::bpf) fn insert(&self, key: &K, value: &V) -> Result<bool, WriteError> {
-        let mut attr = self.key_attr(key).pointer(16, value).u32(24, BPF_NOEXIST);
-        // SAFETY: key and value have the map's key and value sizes, and outlive the call.
-        match unsafe { attr.call(BPF_MAP_UPDATE_ELEM) } {
-            Ok(_) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(false),
-            Err(source) => Err(WriteError {
-                map: self.row.name,
-                source,
-            }),
-        }
     }
 
     /// Reads up to `count` values in a hash with one system call, beginning at a position that an earlier call has returned.

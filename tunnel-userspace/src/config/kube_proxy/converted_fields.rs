@@ -70,6 +70,7 @@ pub(super) struct ConntrackSection {
     pub(super) min: Option<u32>,
     pub(super) tcp_established_timeout: Option<String>,
     pub(super) tcp_close_wait_timeout: Option<String>,
+    pub(super) tcp_be_liberal: bool,
     pub(super) udp_timeout: Option<String>,
     pub(super) udp_stream_timeout: Option<String>,
 }

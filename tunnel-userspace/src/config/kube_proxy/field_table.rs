@@ -15,7 +15,6 @@ const AT_ONCE: &str =
 const NO_RESYNC: &str = "known objects are not processed again periodically";
 const NO_PACKET_MARK: &str = "no packet is marked";
 const NO_IPVS: &str = "IPVS is not used";
-const NO_CONNTRACK: &str = "Culvert does not change the kernel's conntrack settings";
 const JSON: &str = "requests ask for JSON";
 const NO_RATE_LIMIT: &str = "there is one list and one watch for each kind, without a rate limit";
 const LOGGING: &str = "--log and --log-format configure the log";
@@ -48,6 +47,7 @@ const CONVERTED: &[&str] = &[
     "conntrack.min",
     "conntrack.tcpEstablishedTimeout",
     "conntrack.tcpCloseWaitTimeout",
+    "conntrack.tcpBeLiberal",
     "conntrack.udpTimeout",
     "conntrack.udpStreamTimeout",
 ];
@@ -86,7 +86,6 @@ const UNUSED: &[UnusedField] = &[
     ("winkernel.enableDSR", &[], WINDOWS),
     ("winkernel.rootHnsEndpointName", &[], WINDOWS),
     ("winkernel.forwardHealthCheckVip", &[], WINDOWS),
-    ("conntrack.tcpBeLiberal", &[], NO_CONNTRACK),
     ("configSyncPeriod", &["15m"], NO_RESYNC),
     ("portRange", &[], "kube-proxy does not use it either"),
     ("windowsRunAsService", &[], WINDOWS),

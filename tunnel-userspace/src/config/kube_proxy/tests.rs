@@ -158,6 +158,18 @@ fn the_limit_and_timeouts_of_conntrack_become_those_of_flows() {
     };
     assert_eq!(timeouts, wanted);
 
+    let kernel =
+        converted_config(&fields.replace('}', ", tcpBeLiberal: true, min: 300000 }")).conntrack;
+    let settings: Vec<_> = kernel.settings().collect();
+    let wanted = [
+        ("nf_conntrack_max", 300_000),
+        ("nf_conntrack_tcp_be_liberal", 1),
+        ("nf_conntrack_tcp_timeout_established", 7200),
+        ("nf_conntrack_tcp_timeout_close_wait", 1800),
+        ("nf_conntrack_udp_timeout_stream", 300),
+    ];
+    assert_eq!(settings, wanted);
+
     let flows = |fields: &str| converted_config(fields).bpf.maps.flows;
     let default = Config::default().bpf.maps.flows;
     assert_eq!(flows("conntrack: { maxPerCore: 1, min: 200000 }"), 200_000);
@@ -203,7 +215,7 @@ fn each_field_without_effect_gets_one_warning_unless_it_has_its_default() {
         winkernel: { enableDSR: true } => winkernel.enableDSR
         oomScoreAdj: -999 =>
         oomScoreAdj: 0 => oomScoreAdj
-        conntrack: { tcpBeLiberal: true } => conntrack.tcpBeLiberal
+        conntrack: { tcpBeLiberal: true } =>
         configSyncPeriod: 15m0s =>
         configSyncPeriod: 1m => configSyncPeriod
         portRange: 1-2 => portRange

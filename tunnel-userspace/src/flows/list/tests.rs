@@ -13,7 +13,8 @@ fn each_flow_is_listed_once_and_filters_select_by_client_and_service() {
     let map = Arc::new(MemoryFlows::default());
     let answered = Seen::from_backend(TcpFlags::from_byte(0x10));
     for client in ["203.0.113.9:1", "203.0.113.9:2", "203.0.113.10:3"] {
-        let flow = dialled(client, Protocol::TCP, 900, Seen::NOTHING);
+        let acknowledged = Seen::from_client(TcpFlags::from_byte(0x10));
+        let flow = dialled(client, Protocol::TCP, 900, acknowledged);
         map.insert_all(flow, 990, answered);
     }
     let names = || PortNames::from([(7, "shop/web:http/TCP IPv4".to_owned())]);

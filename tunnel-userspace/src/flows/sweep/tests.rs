@@ -9,6 +9,10 @@ fn answered() -> Seen {
     Seen::from_backend(TcpFlags::from_byte(0x10))
 }
 
+fn acknowledged() -> Seen {
+    Seen::from_client(TcpFlags::from_byte(0x10))
+}
+
 fn closed_by_backend() -> Seen {
     Seen::from_backend(TcpFlags::from_byte(0x11))
 }
@@ -31,11 +35,13 @@ fn flows_are_counted_by_the_phase_that_both_directions_show() {
     let recent = NOW - 5;
     for (port, protocol, of_client, of_backend) in [
         (1, Protocol::TCP, Seen::NOTHING, Seen::NOTHING),
-        (2, Protocol::TCP, Seen::NOTHING, answered()),
+        (2, Protocol::TCP, acknowledged(), answered()),
         (3, Protocol::TCP, closed_by_client(), answered()),
         (4, Protocol::TCP, closed_by_client(), closed_by_backend()),
         (5, Protocol::UDP, Seen::NOTHING, Seen::NOTHING),
         (6, Protocol::UDP, Seen::NOTHING, answered()),
+        // A client that forges its address gets no answer, and acknowledges nothing.
+        (7, Protocol::TCP, Seen::NOTHING, answered()),
     ] {
         let client = format!("203.0.113.9:{port}");
         map.insert_all(
@@ -48,15 +54,15 @@ fn flows_are_counted_by_the_phase_that_both_directions_show() {
     let counts = swept(&map);
 
     let expected = [
-        Phase::HalfOpen,
-        Phase::Established,
-        Phase::HalfClosed,
-        Phase::Closing,
-        Phase::Unanswered,
-        Phase::Answered,
+        (Phase::HalfOpen, 2),
+        (Phase::Established, 1),
+        (Phase::HalfClosed, 1),
+        (Phase::Closing, 1),
+        (Phase::Unanswered, 1),
+        (Phase::Answered, 1),
     ];
-    assert_eq!(counts.by_phase, expected.map(|phase| (phase, 1)).into());
-    assert_eq!((counts.entries, map.len()), (18, 18));
+    assert_eq!(counts.by_phase, expected.into());
+    assert_eq!((counts.entries, map.len()), (21, 21));
 }
 
 #[test]

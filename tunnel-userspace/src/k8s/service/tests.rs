@@ -84,13 +84,18 @@ fn services_that_are_not_served_are_skipped_even_if_they_are_invalid() {
     ] {
         assert_skipped(service(spec));
     }
-    assert_skipped(labelled("service.kubernetes.io/service-proxy-name"));
+    let other_proxy = with(
+        service(json!({"ports": bad_ports})),
+        "/metadata/labels",
+        json!({"service.kubernetes.io/service-proxy-name": ""}),
+    );
+    assert_skipped(other_proxy);
     // The Service has a cluster IP, so it isn't headless.
     a_service(labelled("service.kubernetes.io/headless"));
 }
 
 #[test]
-fn a_service_that_is_not_served_keeps_only_the_addresses_of_its_load_balancer() {
+fn a_service_that_is_not_served_keeps_only_its_addresses() {
     let labels = json!({"service.kubernetes.io/service-proxy-name": ""});
     let ingress = json!([
         {"ip": "203.0.113.1"},
@@ -100,12 +105,14 @@ fn a_service_that_is_not_served_keeps_only_the_addresses_of_its_load_balancer() 
     let status = json!({"loadBalancer": {"ingress": ingress}});
     let of_other = with(service(http()), "/metadata/labels", labels);
     let headless = service(json!({"clusterIP": "None"}));
-    for manifest in [of_other, headless] {
+    for (manifest, cluster_ips) in [(of_other, vec![ip("10.96.0.10")]), (headless, vec![])] {
         let manifest = with(manifest, "/status", status.clone());
 
         let service = a_service(manifest.clone());
 
         let wanted = Service {
+            is_of_other_proxy: !cluster_ips.is_empty(),
+            cluster_ips,
             unserved_ips: vec![ip("203.0.113.1"), ip("2001:db8:f::1")],
             ..Service::named(service.name.clone())
         };

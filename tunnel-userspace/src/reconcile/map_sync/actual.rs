@@ -257,7 +257,8 @@ impl ActualContent {
             MapSize::Steering
             | MapSize::Affinity
             | MapSize::SharedTranslations
-            | MapSize::Flows => 0,
+            | MapSize::Flows
+            | MapSize::Fragments => 0,
         }
     }
 

@@ -312,7 +312,8 @@ impl Fit<'_> {
             | MapSize::Steering
             | MapSize::Affinity
             | MapSize::SharedTranslations
-            | MapSize::Flows => (0, 0),
+            | MapSize::Flows
+            | MapSize::Fragments => (0, 0),
         };
         let Some(namespace) = self.namespace else {
             return Room {

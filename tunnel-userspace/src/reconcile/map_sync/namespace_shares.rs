@@ -38,7 +38,8 @@ impl EntryCounts {
             | MapSize::Steering
             | MapSize::Affinity
             | MapSize::SharedTranslations
-            | MapSize::Flows => 0,
+            | MapSize::Flows
+            | MapSize::Fragments => 0,
         }
     }
 

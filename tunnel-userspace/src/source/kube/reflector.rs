@@ -28,8 +28,8 @@ const ORIGIN: &str = "API server";
 /// The kinds whose first complete lists are applied together.
 const APPLIED_TOGETHER: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// The kinds whose lists are not required for the source to count as synced, because no BPF map depends on
-/// them. Without permission to read Pods, only the clients that `tunnel.steering.allow` names by namespace are refused.
+/// The kinds whose lists are not required for the source to count as synced, because Services and steering can be written
+/// without them.
 const OPTIONAL_KINDS: [Kind; 2] = [Kind::ServiceCidr, Kind::Pod];
 
 /// Decides which parts of Nodes are kept in memory.

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn owned_external_ips_node_pools_and_steering_select_more_objects() {
+fn owned_external_ips_packets_node_pools_and_steering_select_more_objects() {
     let scope = || KubeScope {
         node: "node-a".to_owned(),
         ..KubeScope::default()
@@ -28,6 +28,16 @@ fn owned_external_ips_node_pools_and_steering_select_more_objects() {
             },
             None,
             None,
+            vec![ZONE_LABEL],
+        ),
+        (
+            "packets",
+            KubeScope {
+                packets: true,
+                ..scope()
+            },
+            None,
+            own,
             vec![ZONE_LABEL],
         ),
         (

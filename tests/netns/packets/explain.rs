@@ -1,0 +1,139 @@
+//! `culvert explain`: what becomes of packets and connections, without an effect on the node.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
+use serde_json::Value;
+
+use super::{ADDRESSES, connect_to_node_port, exchange_stream, service, start_with_remote_backend};
+use crate::{
+    fixture::{Scene, WEB},
+    service_addresses::{NODE_HTTP, configured},
+    support::{HTTP, ensure_eq, maps_directory},
+};
+
+/// Returns the answer of `culvert explain`.
+pub(super) fn explain(scene: &Scene, arguments: &[&str]) -> Result<Value> {
+    let arguments = [&["explain", "--output", "json"], arguments].concat();
+    let output = scene.node.culvert(&arguments)?;
+    ensure!(output.stderr.is_empty(), "{}", output.stderr);
+    serde_json::from_str(&output.stdout).with_context(|| output.stdout.clone())
+}
+
+/// The entries of a map, as bytes.
+type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn hash<const K: usize, const V: usize>(pin: PathBuf, is_lru: bool) -> Result<Entries> {
+    let data = MapData::from_pin(pin)?;
+    let map = if is_lru {
+        Map::LruHashMap(data)
+    } else {
+        Map::HashMap(data)
+    };
+    let map = HashMap::<_, [u8; K], [u8; V]>::try_from(map)?;
+    let entries = map
+        .iter()
+        .map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
+    Ok(entries.collect::<Result<_, _>>()?)
+}
+
+/// Reads the maps that the programs write.
+fn written_maps(scene: &Scene) -> Result<Vec<(&'static str, Entries)>> {
+    let pin = |name: &str| scene.node.bpffs().join(maps_directory("")).join(name);
+    let counts = PerCpuArray::<_, u64>::try_from(Map::PerCpuArray(MapData::from_pin(pin(
+        "reason_counts",
+    ))?))?;
+    let mut reasons = Entries::new();
+    for index in 0..counts.len() {
+        let count: u64 = counts.get(&index, 0)?.iter().sum();
+        reasons.insert(index.to_ne_bytes().to_vec(), count.to_ne_bytes().to_vec());
+    }
+    let state = Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pin("packet_state"))?))?;
+    let mut words = Entries::new();
+    for index in 0..state.len() {
+        words.insert(
+            index.to_ne_bytes().to_vec(),
+            state.get(&index, 0)?.to_ne_bytes().to_vec(),
+        );
+    }
+    Ok(vec![
+        ("flows", hash::<44, 104>(pin("flows"), false)?),
+        ("fragments", hash::<40, 64>(pin("fragments"), true)?),
+        ("packet_links", hash::<4, 36>(pin("packet_links"), false)?),
+        ("reason_counts", reasons),
+        ("packet_state", words),
+    ])
+}
+
+#[test]
+fn an_explanation_follows_a_packet_to_its_backend_and_changes_no_map() -> Result<()> {
+    let scene = configured("packets: { refusalsPerSecond: 5 }")?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
+    let (_, vip, _) = ADDRESSES[1];
+    let (one, other) = connect_to_node_port(scene.node.outside(), &backend)?;
+    exchange_stream(&one, &other)?;
+    let node_port = format!("{}:{NODE_HTTP}/TCP", vip.v4);
+    let before = written_maps(&scene)?;
+    ensure!(
+        before
+            .iter()
+            .any(|(name, entries)| *name == "flows" && entries.len() == 3)
+    );
+
+    // A new flow, the open one, and one that is refused.
+    let new = explain(&scene, &["--from", "192.0.2.2", "--to", &node_port])?;
+    ensure_eq("outcome", new["outcome"].as_str(), Some("delivered"))?;
+    ensure_eq("reason", new["reason"].as_str(), Some("translated"))?;
+    ensure_eq("backend", new["backend"].as_str(), Some("203.0.113.2:8080"))?;
+    let seen = new["seenAs"].as_str().unwrap_or_default();
+    ensure!(seen.starts_with("192.0.2.1:"), "seen as {seen}");
+    let client = one.local_addr()?.to_string();
+    let open = explain(&scene, &["--from", &client, "--to", &node_port])?;
+    let steps = open["steps"].to_string();
+    ensure!(steps.contains("established with the backend"), "{steps}");
+    let seen = other.peer_addr()?.to_string();
+    ensure_eq("seen as", open["seenAs"].as_str(), Some(&*seen))?;
+
+    ensure_eq("maps", written_maps(&scene)?, before)?;
+    exchange_stream(&one, &other)
+}
+
+#[test]
+#[ignore = "independent of the kernel: the test above runs the programs for an explanation"]
+fn an_explanation_names_what_is_refused_dropped_and_left_alone() -> Result<()> {
+    let scene = configured("packets: { enabled: true }")?;
+    super::route_to_node(&scene)?;
+    scene.node.start()?;
+    scene.program(service("Cluster"))?;
+    let explained = |arguments: &[&str]| -> Result<(String, String)> {
+        let answer = explain(&scene, arguments)?;
+        let text = |key: &str| answer[key].as_str().unwrap_or("none").to_owned();
+        Ok((text("outcome"), text("reason")))
+    };
+    let expected = |outcome: &str, reason: &str| (outcome.to_owned(), reason.to_owned());
+    let vip = format!("{}:{HTTP}", WEB.v4);
+    let refused = explained(&["--from", "192.0.2.2", "--to", &vip])?;
+    ensure_eq("outside", refused, expected("refused", "no_backend"))?;
+    let socket = explained(&["--from", "192.0.2.1", "--to", &vip])?;
+    ensure_eq("this host", socket, expected("refused", "no_backend"))?;
+    let other_port = format!("{}:1", WEB.v4);
+    let foreign = explained(&["--from", "192.0.2.2", "--to", &other_port])?;
+    let unused = expected("refused", "cluster_port_unused");
+    ensure_eq("another port", foreign, unused)?;
+    let elsewhere = explained(&["--from", "192.0.2.2", "--to", &vip, "--by", "lo"])?;
+    ensure_eq("another link", elsewhere, expected("leftAlone", "none"))?;
+
+    let table = scene
+        .node
+        .culvert(&["explain", "--from", "192.0.2.2", "--service", "web"])?;
+    ensure_eq("errors", table.stderr.as_str(), "")?;
+    let refused = table.stdout.matches("refused (no_backend)").count();
+    ensure!(refused == 8, "{refused}: {}", table.stdout);
+    let wrong =
+        scene
+            .node
+            .culvert(&["explain", "--from", "192.0.2.2", "--to", &vip, "--by", "x"])?;
+    ensure!(wrong.stderr.contains("no link x"), "{}", wrong.stderr);
+    Ok(())
+}

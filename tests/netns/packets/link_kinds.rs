@@ -1,0 +1,141 @@
+//! Uplinks of other kinds than a network card: a VLAN, a bond, a bridge, and a tunnel between nodes. Clients behind them reach
+//! Services, and clients elsewhere reach backends behind them. `links` has the link without a link-layer header.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Context as _, Result};
+use tunnel_tests::{
+    culvert_instance,
+    feature::{self, Feature},
+    sandbox::Sandbox,
+    test_name,
+};
+
+use super::{
+    ADDRESSES, Backend, REMOTE, expect_reached,
+    links::{NEAR, route_to_node_from, set_up},
+    route_to_node, service,
+};
+use crate::{fixture::Scene, service_addresses::configured, support::run};
+
+/// The addresses of the node and of the other node on the cable between them.
+const NEAR_UNDER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 65);
+const FAR_UNDER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 66);
+
+/// A kind of link. At either end, the link `over` is created on top of `under`, an end of a cable.
+struct Kind {
+    /// The commands of `ip` that create the link on the node.
+    near: String,
+    /// The commands of `ip` that create the other end.
+    far: String,
+}
+
+/// Connects the node and [`REMOTE`] by a link of a kind.
+fn connect(scene: &Scene, kind: &Kind) -> Result<Sandbox> {
+    let remote = scene.node.network().create_unconnected("remote")?;
+    let host = scene.node.host();
+    let pid = remote.pid();
+    host.ip(&format!(
+        "link add under type veth peer name under netns {pid}\n"
+    ))?;
+    let ends = [
+        (host, NEAR_UNDER, &kind.near, NEAR),
+        (&remote, FAR_UNDER, &kind.far, REMOTE.ips()),
+    ];
+    for (sandbox, under, commands, ips) in ends {
+        sandbox.ip(&format!("addr add {under}/30 dev under\n"))?;
+        for command in commands.lines() {
+            run(sandbox, &format!("ip {command}"))?;
+        }
+        sandbox.ip("link set under up\n")?;
+        set_up(sandbox, "over", ips)?;
+    }
+    route_to_node_from(&remote)?;
+    Ok(remote)
+}
+
+/// Starts a node that is connected to [`REMOTE`] by a link of a kind.
+fn start(kind: &Kind) -> Result<(Scene, Sandbox)> {
+    let scene = configured("uplinks: [uplink, under, over]")?;
+    route_to_node(&scene)?;
+    let remote = connect(&scene, kind)?;
+    scene.node.start()?;
+    Ok((scene, remote))
+}
+
+/// Checks that packets are translated exactly once on a link of a kind, in either direction.
+fn expect_translated(kind: &Kind) -> Result<()> {
+    let (scene, remote) = start(kind)?;
+    let pod = scene.node.pod("local")?;
+    let ips = [pod.v4(), pod.v6()];
+    let backend = Backend::at(&pod, ips)?;
+    let of_pod = service("Local").on_node(culvert_instance::NODE_NAME);
+    scene.program(of_pod.backends(ips))?;
+    for (what, vip, ports) in ADDRESSES {
+        let reached = expect_reached(&remote, &backend, (vip, ports), REMOTE.ips());
+        reached.with_context(|| format!("{what}, from behind the link"))?;
+    }
+
+    // Another node, because the change of a Service's backends would take some time.
+    let (scene, remote) = start(kind)?;
+    let backend = Backend::at(&remote, REMOTE.ips())?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    for (what, vip, ports) in ADDRESSES.into_iter().skip(1) {
+        let reached = expect_reached(scene.node.outside(), &backend, (vip, ports), NEAR);
+        reached.with_context(|| format!("{what}, with a backend behind the link"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn packets_are_translated_on_a_vlan_of_an_uplink() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Vlan])? {
+        return Ok(());
+    }
+    let vlan = "link add over link under type vlan id 5\n".to_owned();
+    expect_translated(&Kind {
+        near: vlan.clone(),
+        far: vlan,
+    })
+}
+
+#[test]
+fn packets_are_translated_on_a_vlan_of_a_bond() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Vlan, Feature::Bond])? {
+        return Ok(());
+    }
+    expect_translated(&Kind {
+        near: "link add bond type bond mode active-backup miimon 100\n\
+               link set under down\n\
+               link set under master bond\n\
+               link set bond up\n\
+               link add over link bond type vlan id 5\n"
+            .to_owned(),
+        far: "link add over link under type vlan id 5\n".to_owned(),
+    })
+}
+
+#[test]
+fn packets_are_translated_on_a_bridge_that_has_the_card_as_a_port() -> Result<()> {
+    let bridge = "link add over type bridge\n\
+                  link set under master over\n"
+        .to_owned();
+    expect_translated(&Kind {
+        near: bridge.clone(),
+        far: bridge,
+    })
+}
+
+#[test]
+fn packets_are_translated_on_a_vxlan_between_nodes() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Vxlan])? {
+        return Ok(());
+    }
+    let vxlan = |own: Ipv4Addr, peer: Ipv4Addr| {
+        format!("link add over type vxlan id 5 dstport 4789 local {own} remote {peer} dev under\n")
+    };
+    expect_translated(&Kind {
+        near: vxlan(NEAR_UNDER, FAR_UNDER),
+        far: vxlan(FAR_UNDER, NEAR_UNDER),
+    })
+}

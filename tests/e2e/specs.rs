@@ -18,7 +18,10 @@ use tunnel_cluster::{
     ginkgo::{SpecResult, Verdict},
     proxy::Proxy,
 };
-use tunnel_tests::clock::Instant;
+use tunnel_tests::{
+    clock::Instant,
+    feature::{self, Feature},
+};
 
 use crate::fixture::Fixture;
 
@@ -29,6 +32,8 @@ enum Requirement {
     AnyProxy,
     /// Culvert as the service proxy.
     Culvert,
+    /// Culvert, and a kernel with BPF iterators over socket storage.
+    SocketIterator,
     /// Culvert, and an edge node whose network permits only outgoing connections.
     Tunnel,
 }
@@ -85,7 +90,7 @@ pub(crate) const ALL: [Spec; 15] = [
     ),
     spec(
         "connected UDP sockets fail at once when their Service is deleted, in pods and on hosts",
-        Requirement::Culvert,
+        Requirement::SocketIterator,
         connected_udp::is_ended_with_its_service,
     ),
     spec(
@@ -136,20 +141,30 @@ const fn spec(
 pub(crate) fn run(spec: &Spec, fixture: &Fixture<'_>) -> Result<SpecResult> {
     let start = Instant::now();
     let has_culvert = matches!(fixture.cluster.proxy, Proxy::Culvert(_));
-    let result = match spec.requirement {
-        Requirement::Culvert | Requirement::Tunnel if !has_culvert => None,
-        Requirement::Tunnel => {
-            fixture.cluster.shared.network.set_outbound_only(true)?;
-            let result = (spec.body)(fixture);
-            fixture.cluster.shared.network.set_outbound_only(false)?;
-            Some(result)
+    let lacking = match spec.requirement {
+        Requirement::AnyProxy => None,
+        _ if !has_culvert => Some("the proxy is not Culvert".to_owned()),
+        Requirement::SocketIterator if !feature::is_supported(Feature::SocketIterator)? => {
+            Some(format!("this kernel has no {}", Feature::SocketIterator))
         }
-        Requirement::AnyProxy | Requirement::Culvert => Some((spec.body)(fixture)),
+        Requirement::Culvert | Requirement::SocketIterator | Requirement::Tunnel => None,
     };
-    let (verdict, message) = match result {
-        None => (Verdict::Skipped, String::new()),
-        Some(Ok(())) => (Verdict::Passed, String::new()),
-        Some(Err(error)) => (Verdict::Failed, format!("{error:#}")),
+    let is_tunnel = spec.requirement == Requirement::Tunnel;
+    let (verdict, message) = if let Some(lacking) = lacking {
+        (Verdict::Skipped, lacking)
+    } else {
+        let network = &fixture.cluster.shared.network;
+        if is_tunnel {
+            network.set_outbound_only(true)?;
+        }
+        let result = (spec.body)(fixture);
+        if is_tunnel {
+            network.set_outbound_only(false)?;
+        }
+        match result {
+            Ok(()) => (Verdict::Passed, String::new()),
+            Err(error) => (Verdict::Failed, format!("{error:#}")),
+        }
     };
     let result = SpecResult::new(spec.name, verdict, start.elapsed(), message);
     println!("{result}");

@@ -4,7 +4,12 @@ use std::{net::UdpSocket, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
-use tunnel_tests::{clock::Instant, load_scale::LoadScale, wait};
+use tunnel_tests::{
+    clock::Instant,
+    feature::{self, Feature},
+    load_scale::LoadScale,
+    test_name, wait,
+};
 
 use crate::{
     fixture::{Client, OTHER, Scene, WEB, configure, expect_all_ended, expect_answers},
@@ -47,6 +52,9 @@ fn expect_all_disconnected(sockets: &[(Client<'_>, UdpSocket)]) -> Result<()> {
 #[test]
 #[expect(clippy::print_stdout, reason = "shown with --nocapture")]
 fn a_connected_client_gets_another_backend_at_once_when_its_own_is_removed() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     let scene = ending("[udp]")?;
     let sockets = scene.connect_udp_clients(WEB, "one")?;
     let count = sockets.len();
@@ -81,6 +89,9 @@ fn a_connected_client_gets_another_backend_at_once_when_its_own_is_removed() -> 
 
 #[test]
 fn no_datagram_reaches_the_last_backend_after_its_removal_or_that_of_the_service() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     for is_deleted in [false, true] {
         let scene = ending("[udp]")?;
         let sockets = scene.connect_udp_clients(WEB, "one")?;
@@ -105,6 +116,9 @@ fn no_datagram_reaches_the_last_backend_after_its_removal_or_that_of_the_service
 
 #[test]
 fn no_datagram_reaches_the_removed_last_backend_by_other_addresses_of_the_service() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     let scene = Scene::new(&["one"])?;
     scene.start([service_addresses::service_at_all_addresses().backends(scene.all_addresses())])?;
     let destinations = [
@@ -131,6 +145,9 @@ fn no_datagram_reaches_the_removed_last_backend_by_other_addresses_of_the_servic
 #[test]
 fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed_one() -> Result<()>
 {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     let scene = ending("[udp]")?;
     let late = scene.node.pod("late")?;
     let listener = late.udp(("::", DNS_TARGET))?;
@@ -173,6 +190,9 @@ fn an_unconnected_socket_changes_its_backend_and_still_receives_from_the_removed
 
 #[test]
 fn a_tcp_connection_continues_with_a_removed_backend() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     let scene = ending("[udp]")?;
     let streams = scene.map_clients(&Dialer::TCP, |sandbox, dialer| {
         Ok(dialer.connect(sandbox, WEB, HTTP)?)
@@ -196,6 +216,9 @@ fn a_tcp_connection_continues_with_a_removed_backend() -> Result<()> {
 
 #[test]
 fn a_tcp_connection_is_ended_if_the_config_says_so() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     let scene = ending("[tcp]")?;
     let streams = scene.map_clients(&Dialer::TCP, |sandbox, dialer| {
         Ok(dialer.connect(sandbox, WEB, HTTP)?)
@@ -218,6 +241,9 @@ fn a_tcp_connection_is_ended_if_the_config_says_so() -> Result<()> {
 
 #[test]
 fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     let scene = ending("[udp]")?;
     scene.apply_service(OTHER, "other", &["two"])?;
     until_backends(&scene.node, "other", 1)?;
@@ -262,6 +288,9 @@ fn a_socket_that_was_not_translated_to_the_backend_is_not_ended() -> Result<()> 
 
 #[test]
 fn a_socket_that_sent_to_another_service_is_ended_with_its_own_backend() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     let scene = ending("[udp]")?;
     scene.apply_service(OTHER, "other", &["two"])?;
     until_backends(&scene.node, "other", 1)?;
@@ -277,6 +306,9 @@ fn a_socket_that_sent_to_another_service_is_ended_with_its_own_backend() -> Resu
 
 #[test]
 fn sockets_that_a_killed_daemon_did_not_end_are_ended_by_the_next_one() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
     // The first daemon removes the backend but does not terminate any sockets, as if it had been killed in
     // between.
     let scene = ending("[]")?;

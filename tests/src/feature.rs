@@ -44,6 +44,9 @@ pub enum Feature {
     OwnOptmem,
     /// Multipath TCP (Linux 5.6, if enabled in the kernel config).
     Mptcp,
+    /// BPF iterators over socket storage (Linux 5.9, with BTF). Some kernels of virtual machines reject all
+    /// programs of type tracing.
+    SocketIterator,
 }
 
 impl Display for Feature {
@@ -60,6 +63,7 @@ impl Display for Feature {
             Self::IpVs => "ipvs",
             Self::OwnOptmem => "own_optmem",
             Self::Mptcp => "mptcp",
+            Self::SocketIterator => "socket_iterator",
         })
     }
 }
@@ -90,6 +94,7 @@ fn probe(feature: Feature) -> Result<bool> {
         Feature::IpVs => ipvs::is_supported(),
         Feature::OwnOptmem => in_new_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),
         Feature::Mptcp => can_create_socket(Protocol::MPTCP),
+        Feature::SocketIterator => Ok(bpf::supports_socket_iterator()?),
     }
 }
 

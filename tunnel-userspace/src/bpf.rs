@@ -89,6 +89,7 @@ pub use self::{
     probe::{Features, ProbeError, probe},
     programs::FrameRun,
     service_lookup::{FrontendLookup, ServiceLookup},
+    socket_iterator::supports_socket_iterator,
     socket_storage::{SocketStorage, SocketStorageError},
     stray_error::StrayError,
     stray_programs::{StrayPrograms, detach_strays, take_over_strays},

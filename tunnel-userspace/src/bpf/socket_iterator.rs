@@ -42,13 +42,7 @@ pub(super) struct SocketIterator {
 impl SocketIterator {
     /// Loads the iterator program and attaches it to a socket storage map.
     pub(super) fn attach(storage: BorrowedFd<'_>) -> io::Result<Self> {
-        let offsets = IteratorOffsets::find(&fs::read(VMLINUX_BTF)?).ok_or_else(|| {
-            let text = format!(
-                "{VMLINUX_BTF} has no BTF for sockets, or for iterators over socket storage"
-            );
-            io::Error::new(io::ErrorKind::Unsupported, text)
-        })?;
-        let link = sys::attach_iterator(&build_program(&offsets), offsets.target_id, storage)?;
+        let link = sys::attach_iterator(load()?.as_fd(), storage)?;
         Ok(Self { link })
     }
 
@@ -79,6 +73,38 @@ impl SocketIterator {
             }
             batch.clear();
         }
+    }
+}
+
+/// Loads the iterator program.
+fn load() -> io::Result<OwnedFd> {
+    let offsets = IteratorOffsets::find(&fs::read(VMLINUX_BTF)?).ok_or_else(|| {
+        let text =
+            format!("{VMLINUX_BTF} has no BTF for sockets, or for iterators over socket storage");
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    })?;
+    sys::load_iterator(&build_program(&offsets), offsets.target_id)
+}
+
+/// Returns true if this kernel accepts the iterator program from a process with all capabilities. A kernel
+/// may be built without BTF, or reject all programs of type tracing.
+///
+/// # Errors
+///
+/// Returns an error if the program can't be loaded for another reason, such as a lack of memory.
+pub fn supports_socket_iterator() -> io::Result<bool> {
+    let is_rejected = |error: &io::Error| {
+        let kinds = [
+            io::ErrorKind::NotFound,
+            io::ErrorKind::Unsupported,
+            io::ErrorKind::PermissionDenied,
+        ];
+        kinds.contains(&error.kind())
+    };
+    match load() {
+        Ok(_program) => Ok(true),
+        Err(error) if is_rejected(&error) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -32,8 +32,8 @@ pub enum SocketStorageError {
     Map(#[from] ReadError),
     /// The kernel has no iterator over socket storage.
     #[error(
-        "cannot iterate over sockets: this needs a kernel with BPF iterators and with \
-         /sys/kernel/btf/vmlinux, and the capabilities CAP_BPF and CAP_PERFMON"
+        "cannot iterate over sockets: this needs a kernel with /sys/kernel/btf/vmlinux that accepts \
+         BPF iterators, and the capabilities CAP_BPF and CAP_PERFMON"
     )]
     Iterator(#[source] io::Error),
 }

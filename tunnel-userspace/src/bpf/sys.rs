@@ -397,17 +397,17 @@ fn load_program(instructions: &[u64], kind: u32, hook: u32, target: u32) -> io::
     unsafe { attr.call_for_fd(BPF_PROG_LOAD) }
 }
 
-/// Loads an iterator program for the kernel function `target`, and attaches it to the map to iterate over.
-pub(super) fn attach_iterator(
-    instructions: &[u64],
-    target: u32,
-    map: BorrowedFd<'_>,
-) -> io::Result<OwnedFd> {
-    let program = load_program(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)?;
+/// Loads an iterator program for the kernel function with the BTF id `target`.
+pub(super) fn load_iterator(instructions: &[u64], target: u32) -> io::Result<OwnedFd> {
+    load_program(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)
+}
+
+/// Attaches an iterator program to the map to iterate over.
+pub(super) fn attach_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // This is a `union bpf_iter_link_info`, which holds only the map's descriptor.
     let info = map.as_raw_fd();
     let attr = Attr::new()
-        .fd(0, program.as_fd())
+        .fd(0, program)
         .u32(8, BPF_TRACE_ITER)
         .pointer(16, &raw const info)
         .u32(24, 4);

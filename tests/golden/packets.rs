@@ -11,7 +11,7 @@ use tunnel_common::{
     affinity::{Affinity, AffinityKey},
     decide::{Maps, Traffic},
     flow::{Flow, FlowKey, Seen, Timeouts},
-    forward::{Flows, Insertion, Run, Step, steps},
+    forward::{Flows, Insertion, Run, Steering, Step, steps},
     locality,
     packet::{Family, Packet, TcpFlags},
     packet_link::PacketLink,
@@ -133,6 +133,9 @@ impl Maps for MapsInMemory<'_> {
         0
     }
 }
+
+/// Nothing is steered.
+impl Steering for MapsInMemory<'_> {}
 
 /// The programs look up and insert flows only before and after the choice of a backend.
 impl Flows for MapsInMemory<'_> {

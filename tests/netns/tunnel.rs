@@ -16,6 +16,7 @@ use tunnel_tests::{
 use crate::support::{HOST, Vip, errno, is_unreachable};
 
 mod faults;
+mod forwarded;
 mod object_changes;
 mod outsiders;
 mod replaced_maps;

@@ -242,6 +242,8 @@ impl Flow {
     /// Flag: packets of the flow are translated on links that lead to pods. An entry lacks the flag if it was inserted before
     /// this was known.
     pub const ON_POD_LINKS: u8 = 1 << 2;
+    /// Stands for the index of the backend if it is the ingress of the tunnel.
+    pub const NO_BACKEND: u32 = u32::MAX;
     /// Stands for the service id if a packet is for no Service.
     pub const NO_SERVICE: u32 = u32::MAX;
 

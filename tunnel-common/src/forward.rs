@@ -20,11 +20,13 @@ pub mod fragments;
 pub mod reclaim;
 mod run;
 pub mod sender;
+pub mod steering;
 pub mod steps;
 
 pub use self::{
     reclaim::RECENT_FLOWS_OF_CPU,
     run::{End, Insertion, Run, Step},
+    steering::{MAX_FORWARD_RANGES, Steering},
 };
 use crate::{
     addr::{Address, Port, Protocol},
@@ -46,7 +48,7 @@ pub const MAX_PORT_TRIES: u32 = 16;
 const PORT_STEP: u32 = 0x9e37_79b9;
 
 /// The maps, the clock and the node, as [`arrive`] and [`leave`] need them.
-pub trait Flows: decide::Maps {
+pub trait Flows: decide::Maps + Steering {
     /// Calls a function with the state of this run, or returns `None` if there is none. No other method may be called
     /// meanwhile that uses the state, such as a step.
     fn with_run<R>(&self, work: impl FnOnce(&mut Run) -> R) -> Option<R>;
@@ -155,6 +157,24 @@ pub trait Flows: decide::Maps {
         steps::without_frontend(self)
     }
 
+    /// Calls [`steering::steer`].
+    #[inline(always)]
+    fn steer(&self) -> Step {
+        steering::steer(self)
+    }
+
+    /// Calls [`steering::may_be_forwarded`].
+    #[inline(always)]
+    fn may_be_forwarded(&self) -> bool {
+        steering::may_be_forwarded(self)
+    }
+
+    /// Calls [`steering::relation_to_forwarded_range`].
+    #[inline(always)]
+    fn relation_to_forwarded_range(&self, index: u32) -> u32 {
+        steering::relation_to_forwarded_range(self, index)
+    }
+
     /// Calls [`steps::claim`].
     #[inline(always)]
     fn claim(&self, role: Role, from_closing: bool) -> Insertion {
@@ -221,11 +241,17 @@ pub fn arrive<T: Flows>(maps: &T, packet: &Packet, link: u32) -> Step {
         None if packet.continues() => return Step::Pass,
         None => start(maps, packet, (link, false)),
     }
-    match maps.choose() {
-        Step::Next => insert_entries(maps),
-        Step::Pass => maps.without_frontend(),
-        step @ (Step::Translate | Step::Begin | Step::Refuse | Step::Defer | Step::Drop) => step,
+    let mut step = maps.choose();
+    if step == Step::Pass {
+        step = maps.without_frontend();
     }
+    if step == Step::Pass && maps.is_steering_enabled() {
+        step = maps.steer();
+    }
+    if step == Step::Next {
+        return insert_entries(maps);
+    }
+    step
 }
 
 /// Returns the entry of a packet, before anything else is known about it: most packets have none. `set_key` sets the key for

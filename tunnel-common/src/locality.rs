@@ -79,7 +79,7 @@ impl Locality {
 /// The bit of [`relation`] for a range of the sender's family.
 const SAME_FAMILY: u32 = 1;
 /// The bit of [`relation`] for a range that contains the sender.
-const CONTAINED: u32 = 2;
+pub(crate) const CONTAINED: u32 = 2;
 
 /// Returns the relation of a sender to a range, as bits.
 #[inline(always)]

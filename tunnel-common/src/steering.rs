@@ -74,6 +74,17 @@ impl SteeringRecord {
     pub const ROUTED_V4: u64 = 1;
     /// Bit in the second entry of the map `host`: the IPv6 steering prefix has a route.
     pub const ROUTED_V6: u64 = 2;
+    /// Returns the bit in the second entry of the map `host` for a family.
+    #[inline(always)]
+    #[must_use]
+    pub const fn routed(is_v4: bool) -> u64 {
+        if is_v4 {
+            Self::ROUTED_V4
+        } else {
+            Self::ROUTED_V6
+        }
+    }
+
     /// Kind: the daemon's probe. When the daemon connects to it, the kernel program stores the cookie of the
     /// daemon's network namespace as the host's. [`SteeringRecord::probe_cookie`] identifies the socket from
     /// which the daemon connects.

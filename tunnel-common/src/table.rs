@@ -10,7 +10,7 @@ pub use self::sizes::{Headroom, MapGroup, MapSize, MapSizes};
 use crate::{
     affinity::{Affinity, AffinityKey},
     flow::{Flow, FlowKey},
-    forward::{RECENT_FLOWS_OF_CPU, Run},
+    forward::{MAX_FORWARD_RANGES, RECENT_FLOWS_OF_CPU, Run},
     fragment::{FragmentKey, FragmentRecord},
     locality::MAX_LOCAL_RANGES,
     older::{OlderFew, OlderMany, OlderShared},
@@ -273,6 +273,8 @@ maps! {
         .optional();
     /// The addresses of local senders.
     LOCAL_RANGES = Map::new::<u32, SourceRange>("local_ranges", MapType::Array, Entries::Fixed(MAX_LOCAL_RANGES)).optional();
+    /// The addresses of clients whose connections to edge nodes are forwarded to the ingress.
+    FORWARD_RANGES = Map::new::<u32, SourceRange>("forward_ranges", MapType::Array, Entries::Fixed(MAX_FORWARD_RANGES)).optional();
     /// The ranges that contain cluster IPs.
     SERVICE_RANGES = Map::new::<u32, ServiceRange>("service_ranges", MapType::Array, Entries::Fixed(MAX_SERVICE_RANGES)).optional();
     /// The number of refused packets that were answered in the current second, and the time until which no flow begins.

@@ -58,12 +58,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
     if is_daemon_socket(sock) || sock.is_bound_to_device() && may_be_on_host(sock) {
         return SteeringResult::NotSteered;
     }
-    let family = if key.address.is_v4() {
-        SteeringRecord::ROUTED_V4
-    } else {
-        SteeringRecord::ROUTED_V6
-    };
-    if maps::routed_families() & family == 0 {
+    if maps::routed_families() & SteeringRecord::routed(key.address.is_v4()) == 0 {
         return SteeringResult::NoRoute;
     }
     let mut origin = Origin::new(key, record.steering_address, record.ingress_port);
@@ -82,7 +77,7 @@ pub(crate) fn redirect<S: Sock>(sock: &S, key: &FrontendKey) -> SteeringResult {
 
 /// Looks up the steering record for an address and port.
 #[inline(always)]
-fn find(key: &SteeringKey) -> Lookup<(u32, &'static SteeringRecord)> {
+pub(crate) fn find(key: &SteeringKey) -> Lookup<(u32, &'static SteeringRecord)> {
     let Ok::<_, Infallible>(found) = look_up(
         key,
         |key| Ok(maps::steering_index(key)),

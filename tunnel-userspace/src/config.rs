@@ -286,7 +286,19 @@ impl Config {
         }
         self.log.check()?;
         self.tunnel.check()?;
+        self.check_forwarding()?;
         self.check_ports()
+    }
+
+    /// Returns an error if connections are to be forwarded into the tunnel, but packets are not translated.
+    fn check_forwarding(&self) -> Result<(), FieldError> {
+        let steering = self.tunnel.steering.as_ref();
+        let is_forwarding = steering.is_some_and(|steering| !steering.forwarded.is_empty());
+        if is_forwarding && !self.service.packets.enabled {
+            let reason = "needs service.packets.enabled: true, because connections of other machines arrive as packets";
+            return Err(("tunnel.steering.forwarded".to_owned(), reason.to_owned()));
+        }
+        Ok(())
     }
 
     /// Returns an error if two listeners need the same port.

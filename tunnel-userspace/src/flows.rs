@@ -11,9 +11,12 @@ mod list;
 mod sweep;
 mod sweeper;
 
-use std::{iter, ops::Deref};
+use std::{iter, net::SocketAddr, ops::Deref};
 
-use tunnel_common::flow::{Flow, FlowKey, Phase, Role, Seen};
+use tunnel_common::{
+    addr::{Address, Port, Protocol},
+    flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen},
+};
 
 pub use self::{
     copy::{CopiedFlows, FlowCopy, WritableFlowMap},
@@ -52,6 +55,27 @@ pub trait FlowMap: Send + Sync + 'static {
     ///
     /// Returns an error if the entry can't be removed.
     fn remove(&self, key: &FlowKey) -> Result<(), WriteError>;
+}
+
+/// Returns true if there is a TCP flow in which `client` has dialled `frontend`, and which goes to `backend`.
+///
+/// # Errors
+///
+/// Returns an error if the map can't be read.
+pub fn has_flow(
+    map: &impl FlowMap,
+    client: SocketAddr,
+    (frontend, backend): (SocketAddr, SocketAddr),
+) -> Result<bool, ReadError> {
+    let [client, frontend, backend] = [client, frontend, backend]
+        .map(|it| Endpoint::new(Address::from_ip(it.ip()), Port::from_host(it.port())));
+    let entry = map.find(&FlowKey::forwarded(client, backend, Protocol::TCP))?;
+    Ok(entry.is_some_and(|entry| {
+        entry.flags & Flow::ENDED == 0
+            && entry.client.address == client.address
+            && entry.frontend.is(&frontend)
+            && entry.backend.is(&backend)
+    }))
 }
 
 /// Returns all entries of a map. They are read while the iterator is used, some at a time. The iterator ends after an error.

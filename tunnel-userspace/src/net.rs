@@ -50,7 +50,7 @@ pub use self::{
     netlink::NetError,
     packets::{
         AddressPair, LocalOnLink, LocalSenders, PacketLinkSettings, PacketLinks, PacketPrograms,
-        PacketsView, TranslatedLink,
+        PacketsView, SenderRanges, TranslatedLink,
     },
     route_lookup::{Arrival, Way, index_of_link, way_to},
     route_sync::{record_path, remove as remove_routes},

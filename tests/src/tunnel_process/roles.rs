@@ -28,7 +28,8 @@ use tunnel_userspace::{
     },
     telemetry,
     tunnel::{
-        AccessInputs, CommonSettings, ConnectionState, ConnectionView, SessionLimits, Sessions,
+        AccessInputs, CommonSettings, ConnectionState, ConnectionView, ForwardedClients,
+        SessionLimits, Sessions,
         agent::Agent,
         gateway::Gateway,
         ingress::{self, Ingress},
@@ -111,6 +112,7 @@ async fn serve_cloud(settings: CloudSettings, record: &Path) -> Result<()> {
             listen: settings.ingress,
             allow: None,
             pods: watch::channel(Arc::default()).1,
+            forwarded: ForwardedClients::none(),
         },
         common,
         targets,

@@ -4,6 +4,7 @@ mod fragments;
 mod pod_links;
 mod ports;
 mod reclaim;
+mod steering;
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,7 @@ use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
     bpf::{self, Attachment, DataPath, Guard, RcuGrace},
     clock::since_boot,
-    config::{Config, DetectLocal, LinkSelection, MasqueradeAddress},
+    config::{Config, DetectLocal, LinkSelection, MasqueradeAddress, SteeringConfig},
     error_chain::chain,
     events,
     model::{ClusterUpdate, ObjectName, ObjectWarning, OwnNode},
@@ -137,7 +137,8 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         if let Some((network, inside)) =
             start_steering(&config, guard, links, &own_node, network_view).await?
         {
-            tunnel.start_ingress(&config, targets, inside, pods, &views.unbound_ports);
+            let arrivals = (inside, flows.is_forwarded);
+            tunnel.start_ingress(&config, targets, arrivals, pods, &views.unbound_ports);
             tasks.start("net", network.run(tasks.draining()));
         }
         attachment_check::start(attachment, &config, attachment_view, &mut tasks);
@@ -321,6 +322,7 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
             senders(name.clone())
         }
     };
+    let steering = config.tunnel.steering.as_ref();
     net::PacketLinkSettings {
         check_interval: config.bpf.check_interval,
         local_senders: match service.detect_local {
@@ -337,6 +339,7 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
         },
         uses_node_address: service.packets.address == MasqueradeAddress::Node,
         includes_pod_links: service.packets.links == LinkSelection::All,
+        forwarded: steering.map_or_else(Vec::new, SteeringConfig::forwarded_ranges),
     }
 }
 

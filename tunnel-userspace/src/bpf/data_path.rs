@@ -27,7 +27,7 @@ use super::{
     probe::Features,
     programs::{self, Programs},
     sys::{self, MapHandle},
-    translation::{self, Translation, WithoutEthernet},
+    translation::{self, SenderRangeMaps, Translation, WithoutEthernet},
     uplink_programs::UplinkPrograms,
 };
 use crate::reconcile::{
@@ -254,7 +254,10 @@ impl DataPath {
             self.programs.load(translation::ROWS)?;
         }
         let packet_links = MapHandle::open(&self.maps, &table::PACKET_LINKS)?;
-        let local_ranges = MapHandle::open(&self.maps, &table::LOCAL_RANGES)?;
+        let ranges = SenderRangeMaps {
+            local: MapHandle::open(&self.maps, &table::LOCAL_RANGES)?,
+            forwarded: MapHandle::open(&self.maps, &table::FORWARD_RANGES)?,
+        };
         let programs = self.uplink_programs(translation::ROWS);
         let without_ethernet = WithoutEthernet::new(
             (self.maps.clone(), self.globals.clone().without_ethernet()),
@@ -263,7 +266,7 @@ impl DataPath {
         Ok(Translation::new(
             (programs, without_ethernet),
             packet_links,
-            local_ranges,
+            ranges,
         ))
     }
 

@@ -12,7 +12,7 @@ use tunnel_common::{
     locality,
     packet_link::PacketLink,
     service::SourceRange,
-    table::{IN, OUT, Program},
+    table::{self, IN, OUT, Program},
 };
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
     sys::MapHandle,
     uplink_programs::{UplinkError, UplinkPrograms, failed},
 };
-use crate::net::{LocalOnLink, PacketPrograms, TranslatedLink};
+use crate::net::{LocalOnLink, PacketPrograms, SenderRanges, TranslatedLink};
 
 /// The program that restores the source of replies is attached before the one that begins flows.
 pub(super) const ROWS: &[Program] = &[OUT, IN];
@@ -34,20 +34,26 @@ pub struct Translation {
     programs: UplinkPrograms,
     without_ethernet: WithoutEthernet,
     links: MapHandle<u32, PacketLink>,
-    local_ranges: MapHandle<u32, SourceRange>,
+    ranges: SenderRangeMaps,
+}
+
+/// The maps with the addresses of senders.
+pub(super) struct SenderRangeMaps {
+    pub(super) local: MapHandle<u32, SourceRange>,
+    pub(super) forwarded: MapHandle<u32, SourceRange>,
 }
 
 impl Translation {
     pub(super) fn new(
         (programs, without_ethernet): (UplinkPrograms, WithoutEthernet),
         packet_links: MapHandle<u32, PacketLink>,
-        local_ranges: MapHandle<u32, SourceRange>,
+        ranges: SenderRangeMaps,
     ) -> Self {
         Self {
             programs,
             without_ethernet,
             links: packet_links,
-            local_ranges,
+            ranges,
         }
     }
 
@@ -159,22 +165,12 @@ impl PacketPrograms for Translation {
         self.programs.others(links)
     }
 
-    fn set_local_ranges(&mut self, ranges: &[SourceRange]) -> Result<(), UplinkError> {
-        let failed = || failed("write the map local_ranges".to_owned());
-        let stored = self.local_ranges.read_all();
-        let stored = stored.map_err(io::Error::other).map_err(failed())?;
-        let wanted = ranges.iter().chain(iter::repeat(&locality::UNUSED));
-        for ((index, old), new) in stored.iter().zip(wanted) {
-            if old != new {
-                let written = self.local_ranges.write(index, new);
-                written.map_err(io::Error::other).map_err(failed())?;
-            }
-        }
-        if ranges.len() > stored.len() {
-            let limit = format!("there is room for {} ranges", stored.len());
-            return Err(failed()(io::Error::other(limit)));
-        }
-        Ok(())
+    fn set_ranges(&mut self, ranges: &SenderRanges) -> Result<(), UplinkError> {
+        let local = write_ranges(&self.ranges.local, &ranges.local);
+        let forwarded = write_ranges(&self.ranges.forwarded, &ranges.forwarded);
+        let failed = |name: &str| failed(format!("write the map {name}"));
+        local.map_err(failed(table::LOCAL_RANGES.name))?;
+        forwarded.map_err(failed(table::FORWARD_RANGES.name))
     }
 
     fn forget_other_links(
@@ -208,6 +204,22 @@ impl PacketPrograms for Translation {
         }
         Ok(())
     }
+}
+
+/// Writes the ranges that have changed. The remaining entries become unused.
+fn write_ranges(map: &MapHandle<u32, SourceRange>, ranges: &[SourceRange]) -> io::Result<()> {
+    let stored = map.read_all().map_err(io::Error::other)?;
+    let wanted = ranges.iter().chain(iter::repeat(&locality::UNUSED));
+    for ((index, old), new) in stored.iter().zip(wanted) {
+        if old != new {
+            map.write(index, new).map_err(io::Error::other)?;
+        }
+    }
+    if ranges.len() > stored.len() {
+        let limit = format!("there is room for {} ranges", stored.len());
+        return Err(io::Error::other(limit));
+    }
+    Ok(())
 }
 
 /// Returns the value of the map `packet_links` for a link.

@@ -117,6 +117,10 @@ fn an_invalid_value_is_refused_with_its_field() {
             tunnel.steering.allow: must have at least one entry
         tunnel: { gateway: {}, identity: { files: { ca: a, cert: b, key: c } }, steering: { allow: [host, ns] } } => \
             tunnel.steering.allow[1]: `ns` is not host, a CIDR
+        tunnel: { gateway: {}, identity: { files: { ca: a, cert: b, key: c } }, steering: { forwarded: [10.0.0.1/8] } } => \
+            tunnel.steering.forwarded[0]: `10.0.0.1/8` must be a CIDR without bits set
+        { service: { packets: { enabled: false } }, tunnel: { gateway: {}, identity: { files: { ca: a, cert: b, key: c } }, \
+            steering: { forwarded: [10.0.0.0/8] } } } => tunnel.steering.forwarded: needs service.packets.enabled
         stateDir: '' => stateDir
         bpf: { bpffs: '' } => bpf.bpffs
         service: { localListeners: [0, 4294967295] } => service.localListeners[1]: 4294967295 is not the id of a user

@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tunnel_common::steering::Prefix;
+use tunnel_common::{forward::MAX_FORWARD_RANGES, steering::Prefix};
 
 use super::{FieldError, numeric_ranges::check_each};
 use crate::{
@@ -158,6 +158,9 @@ pub struct SteeringConfig {
     /// of this node may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow: Option<Vec<String>>,
+    /// The CIDRs of the machines outside this node whose connections to edge nodes this node forwards into the tunnel,
+    /// if their packets pass this node. `allow` doesn't apply to them.
+    pub forwarded: Vec<String>,
 }
 
 impl Default for SteeringConfig {
@@ -171,9 +174,18 @@ impl Default for SteeringConfig {
             route_protocol: 176,
             config_map: "kube-system/yurt-tunnel-server-cfg".to_owned(),
             allow: None,
+            forwarded: Vec::new(),
         }
     }
 }
+
+/// The maximum number of entries of `tunnel.steering.forwarded`.
+const MAX_FORWARDED: usize = 16;
+const _: () = assert!(MAX_FORWARD_RANGES == 16);
+
+/// The form of a range.
+const RANGE_FORM: &str =
+    "must be a CIDR without bits set after the prefix length, such as 10.20.0.0/16";
 
 impl SteeringConfig {
     fn check(&self) -> Result<(), FieldError> {
@@ -218,9 +230,7 @@ impl SteeringConfig {
                 return tunnel_error("steering.nodeCIDRs", reason);
             }
             let is_range = |text: &str| text.parse::<Prefix>().is_ok();
-            let reason =
-                "must be a CIDR without bits set after the prefix length, such as 10.20.0.0/16";
-            check_each("tunnel.steering.nodeCIDRs", ranges, is_range, reason)?;
+            check_each("tunnel.steering.nodeCIDRs", ranges, is_range, RANGE_FORM)?;
         }
         if self.on_ingress_down == OnIngressDown::Pass {
             return tunnel_error(
@@ -235,6 +245,17 @@ impl SteeringConfig {
             }
             check_each("tunnel.steering.allow", allow, is_client_entry, ENTRY_FORM)?;
         }
+        let is_range = |text: &str| text.parse::<Prefix>().is_ok();
+        check_each(
+            "tunnel.steering.forwarded",
+            &self.forwarded,
+            is_range,
+            RANGE_FORM,
+        )?;
+        if self.forwarded.len() > MAX_FORWARDED {
+            let reason = format!("must have at most {MAX_FORWARDED} entries");
+            return tunnel_error("steering.forwarded", reason);
+        }
         match self.config_map.split_once('/') {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(()),
             _ => {
@@ -248,6 +269,13 @@ impl SteeringConfig {
     #[must_use]
     pub fn ranges(&self) -> Vec<Prefix> {
         parse_prefixes(&self.prefixes)
+    }
+
+    /// Returns the parsed ranges of the machines whose connections are forwarded. In a checked config, all of them are
+    /// valid.
+    #[must_use]
+    pub fn forwarded_ranges(&self) -> Vec<Prefix> {
+        parse_prefixes(&self.forwarded)
     }
 
     /// Returns the parsed ranges of the edge nodes' addresses, or `None` if the config has none. In a checked

@@ -82,14 +82,13 @@ pub enum LocalSenders {
 impl LocalSenders {
     /// Returns the ranges of the local senders.
     fn ranges(&self, pod_ranges: &PodRanges) -> Vec<SourceRange> {
-        let of = |prefixes: &[Prefix]| prefixes.iter().map(SourceRange::of_prefix).collect();
         match self {
             Self::Unknown => Vec::new(),
             Self::OnBridge(_) | Self::OnInterfaces(_) => {
                 [true, false].map(locality::nobody).to_vec()
             }
-            Self::ClusterRanges => of(&pod_ranges.configured),
-            Self::NodeRanges => of(&pod_ranges.of_node),
+            Self::ClusterRanges => ranges_of(&pod_ranges.configured),
+            Self::NodeRanges => ranges_of(&pod_ranges.of_node),
         }
     }
 
@@ -108,6 +107,19 @@ impl LocalSenders {
             LocalOnLink::InRanges
         }
     }
+}
+
+fn ranges_of(prefixes: &[Prefix]) -> Vec<SourceRange> {
+    prefixes.iter().map(SourceRange::of_prefix).collect()
+}
+
+/// The addresses of senders, as the programs need them.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct SenderRanges {
+    /// Local senders.
+    pub local: Vec<SourceRange>,
+    /// Senders whose connections to edge nodes are forwarded to the ingress.
+    pub forwarded: Vec<SourceRange>,
 }
 
 /// The links whose packets are translated, as shown in the status.
@@ -172,6 +184,8 @@ pub struct PacketLinkSettings {
     pub uses_node_address: bool,
     /// True if packets are also translated on the links that lead to pods.
     pub includes_pod_links: bool,
+    /// The senders whose connections to edge nodes are forwarded to the ingress.
+    pub forwarded: Vec<Prefix>,
 }
 
 /// The programs that translate packets.
@@ -205,12 +219,12 @@ pub trait PacketPrograms: Send {
     /// Describes the programs of others on links.
     fn others(&self, links: &BTreeMap<u32, String>) -> Vec<String>;
 
-    /// Stores the ranges of local senders.
+    /// Stores the ranges of senders.
     ///
     /// # Errors
     ///
-    /// Returns an error if the map can't be written, or has too few entries.
-    fn set_local_ranges(&mut self, ranges: &[SourceRange]) -> Result<(), Self::Error>;
+    /// Returns an error if a map can't be written, or has too few entries.
+    fn set_ranges(&mut self, ranges: &SenderRanges) -> Result<(), Self::Error>;
 
     /// Stores what the programs must know about links.
     ///
@@ -347,10 +361,13 @@ impl<K: PacketPrograms> PacketLinks<K> {
             .clone()
             .into_iter()
             .partition(|(index, _)| header_of(index) == LinkHeader::Ethernet);
-        let local_ranges = self.settings.local_senders.ranges(&network.pod_ranges);
+        let ranges = SenderRanges {
+            local: self.settings.local_senders.ranges(&network.pod_ranges),
+            forwarded: ranges_of(&self.settings.forwarded),
+        };
         // The programs must know the link before the first packet is translated.
         let mut results = vec![
-            self.programs.set_local_ranges(&local_ranges),
+            self.programs.set_ranges(&ranges),
             self.programs.set_links(&self.while_attaching(&described)),
             self.programs
                 .attach(&with_ethernet, &without_ethernet, reattach),

@@ -20,6 +20,7 @@ use super::{
     client_rules::{Decision, Refusal},
     client_shares::{Client, ClientPermit},
     copy,
+    forwarded_clients::{ForwardedClients, ForwardedConnection},
     gateway::listener,
     gateway_session::StreamPermit,
     incoming_interface,
@@ -72,6 +73,8 @@ pub struct IngressSettings {
     pub allow: Option<ClientRules>,
     /// The namespaces of this node's Pods.
     pub pods: watch::Receiver<Arc<PodNamespaces>>,
+    /// The clients outside this node that may use the ingress.
+    pub forwarded: ForwardedClients,
 }
 
 /// The listener for steered connections.
@@ -184,6 +187,15 @@ struct Admitted {
     interface: u32,
 }
 
+/// The way that a connection has taken to the ingress.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Arrival {
+    /// It comes from a process or pod of this node.
+    Inside,
+    /// This node has forwarded it.
+    Forwarded,
+}
+
 /// Arranges for the connection to be reset when its socket is closed.
 fn reset(tcp: &TcpStream) {
     // If this fails, the client gets a FIN instead of a reset, which does no harm.
@@ -201,15 +213,17 @@ async fn handle_connection(
         mut permit,
         interface,
     } = admitted;
-    let target = match shared.target(&tcp, interface).await {
-        Ok(target) => target,
+    let (target, arrival) = match shared.target(&tcp, peer, interface).await {
+        Ok(found) => found,
         Err(reason) => {
             reset(&tcp);
             sessions.report_problem(&"ingress".into(), reason, &peer);
             return;
         }
     };
-    if let Some(refusal) = shared.refusal(peer, interface).await {
+    if arrival == Arrival::Inside
+        && let Some(refusal) = shared.refusal(peer, interface).await
+    {
         reset(&tcp);
         let subject = peer.ip().to_canonical().to_string().into();
         let error = format!("{target}: {refusal}");
@@ -273,22 +287,38 @@ impl Shared {
     }
 
     /// Sets a client connection's socket options, and returns its target. Refuses a connection whose local
-    /// address is not a steering address, or that did not arrive over an inside link.
-    async fn target(&self, tcp: &TcpStream, interface: u32) -> Result<SteeringTarget, Reason> {
+    /// address is not a steering address, or that neither arrived over an inside link nor was forwarded by this node.
+    async fn target(
+        &self,
+        tcp: &TcpStream,
+        peer: SocketAddr,
+        interface: u32,
+    ) -> Result<(SteeringTarget, Arrival), Reason> {
         set_stream_options(tcp).map_err(|_error| Reason::ClientReset)?;
         let local = tcp.local_addr().map_err(|_error| Reason::ClientReset)?;
         let address = Address::from_ip(local.ip().to_canonical());
         let mut prefixes = self.settings.prefixes.iter();
         let index = prefixes.find_map(|prefix| prefix.index(&address));
         let index = index.ok_or(Reason::ArrivedUnsteered)?;
+        let target = || self.targets.borrow().get(&index).cloned();
+        if !self.inside_links.borrow().contains(&interface)
+            && let Some(target) = target()
+            && self.settings.forwarded.include(&ForwardedConnection {
+                client: canonical(peer),
+                ingress: canonical(local),
+                dialled: SocketAddr::new(target.address, target.port),
+            })
+        {
+            return Ok((target, Arrival::Forwarded));
+        }
         // The link of a pod that has only just started may not be in the set yet.
         let mut inside_links = self.inside_links.clone();
         let known = inside_links.wait_for(|inside_links| inside_links.contains(&interface));
         if !matches!(timeout(NEW_LINK_TIMEOUT, known).await, Ok(Ok(_))) {
             return Err(Reason::ArrivedUnsteered);
         }
-        let targets = self.targets.borrow();
-        targets.get(&index).cloned().ok_or(Reason::TargetUnknown)
+        let target = target().ok_or(Reason::TargetUnknown)?;
+        Ok((target, Arrival::Inside))
     }
 
     /// Returns the reason if a client may not use the ingress.
@@ -306,6 +336,11 @@ impl Shared {
             Ok(Err(_)) | Err(_) => Some(Refusal::UnknownPod),
         }
     }
+}
+
+/// Returns an address that is not in the IPv6 form of an IPv4 address.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// Forwards a client's connection to its target until it ends. Returns the reason why it ended, and the

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 use zerocopy::FromZeros as _;
 
-use super::super::{fragments::Fragments, *};
+use super::{super::*, steering::SteeringMaps};
 use crate::{
     addr::Protocol,
     affinity::{Affinity, AffinityKey},
-    fragment::{FragmentKey, FragmentRecord},
+    fragment::FragmentRecord,
     packet::{Family, TcpFlags},
     service::{
         Algorithm, Backend, BackendState, Frontend, FrontendKey, IndexRange, InlineBackend, Slot,
@@ -55,6 +55,7 @@ pub(super) struct Node {
     pub(super) ports: u16,
     pub(super) local_ranges: Vec<SourceRange>,
     pub(super) service_ranges: Vec<ServiceRange>,
+    pub(super) steering: SteeringMaps,
     /// True if packets leave by the link that they have arrived on.
     pub(super) returns: Cell<bool>,
     /// The flags of the link on which packets arrive, and by which they leave.
@@ -65,7 +66,7 @@ pub(super) struct Node {
     numbers: Cell<u32>,
     run: RefCell<Run>,
     recent: RefCell<Vec<&'static FlowKey>>,
-    fragments: RefCell<Vec<FragmentRecord>>,
+    pub(super) fragments: RefCell<Vec<FragmentRecord>>,
 }
 
 /// The address of the node on the link to other nodes.
@@ -106,6 +107,7 @@ impl Node {
             ports: 64,
             local_ranges: Vec::new(),
             service_ranges: Vec::new(),
+            steering: SteeringMaps::default(),
             returns: Cell::default(),
             link_flags: Cell::default(),
             addresses: Vec::new(),
@@ -352,21 +354,6 @@ impl Flows for Node {
     fn port_at(&self, place: u32) -> Port {
         let number = (u64::from(place) * u64::from(self.ports)) >> 32;
         Port::from_host(1024 + u16::try_from(number).expect("a port"))
-    }
-}
-
-impl Fragments for Node {
-    fn fragment(&self, key: &FragmentKey) -> Option<FragmentRecord> {
-        let fragments = self.fragments.borrow();
-        fragments.iter().rev().find(|it| it.key == *key).copied()
-    }
-
-    fn insert_fragment(&self, record: &FragmentRecord) {
-        self.fragments.borrow_mut().push(*record);
-    }
-
-    fn fragment_timeout(&self) -> u32 {
-        30
     }
 }
 

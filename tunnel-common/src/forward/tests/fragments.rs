@@ -6,10 +6,28 @@ use super::{
 };
 use crate::{
     addr::{Address, Protocol},
-    forward::{Flows as _, Step, arrive, fragments},
-    fragment::FragmentKey,
+    forward::{
+        Flows as _, Step, arrive,
+        fragments::{self, Fragments},
+    },
+    fragment::{FragmentKey, FragmentRecord},
     packet::fragment::FragmentHeader,
 };
+
+impl Fragments for Node {
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentRecord> {
+        let fragments = self.fragments.borrow();
+        fragments.iter().rev().find(|it| it.key == *key).copied()
+    }
+
+    fn insert_fragment(&self, record: &FragmentRecord) {
+        self.fragments.borrow_mut().push(*record);
+    }
+
+    fn fragment_timeout(&self) -> u32 {
+        30
+    }
+}
 
 fn key((source, destination): Ends, id: u32) -> FragmentKey {
     let header = FragmentHeader {

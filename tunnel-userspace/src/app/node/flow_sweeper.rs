@@ -3,6 +3,7 @@
 use std::{io, iter, sync::Arc};
 
 use tokio::sync::watch;
+use tracing::warn;
 use tunnel_common::reason::Reason;
 
 use super::kernel_setup::KernelSetup;
@@ -11,10 +12,12 @@ use crate::{
     app::{RoleError, failed},
     config::Config,
     drain,
-    flows::{self, FlowSweeper, FlowsView, SweeperSettings},
+    error_chain::chain,
+    flows::{self, FlowMap, FlowSweeper, FlowsView, SweeperSettings},
     model::ObjectWarning,
     net::PacketsView,
     tasks::Tasks,
+    tunnel::IsForwarded,
 };
 
 /// The published state of the flows.
@@ -27,6 +30,8 @@ pub(super) struct Flows {
     pub(super) needs_pod_links: watch::Receiver<bool>,
     /// Lists the flows.
     pub(super) list: ListFlows,
+    /// Knows the connections that are forwarded to the ingress.
+    pub(super) is_forwarded: IsForwarded,
 }
 
 /// Starts the task that sweeps the flows, unless packets are not translated. It begins once the programs are attached: until
@@ -48,6 +53,7 @@ pub(super) fn start(
             warnings: reported,
             needs_pod_links: needed,
             list: Box::new(|_| Box::new(iter::empty())),
+            is_forwarded: Arc::new(|_| false),
         });
     }
     let map = Arc::new(kernel.flows().map_err(failed("cannot use the maps"))?);
@@ -76,6 +82,7 @@ pub(super) fn start(
         }
         sweeper.run(draining).await;
     });
+    let is_forwarded = forwarded_by(Arc::clone(&map));
     let services = kernel.published_services();
     let list: ListFlows = Box::new(move |filter| {
         let names = services.port_names(filter.service.as_deref());
@@ -87,5 +94,17 @@ pub(super) fn start(
         warnings: reported,
         needs_pod_links: needed,
         list,
+        is_forwarded,
+    })
+}
+
+/// Returns a function that looks up connections that are forwarded to the ingress.
+fn forwarded_by(map: Arc<impl FlowMap>) -> IsForwarded {
+    Arc::new(move |connection| {
+        let ends = (connection.dialled, connection.ingress);
+        flows::has_flow(&*map, connection.client, ends).unwrap_or_else(|error| {
+            warn!(error = chain(&error), client = %connection.client, "cannot look up a forwarded connection");
+            false
+        })
     })
 }

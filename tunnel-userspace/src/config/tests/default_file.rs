@@ -161,6 +161,7 @@ fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
                 .map(ToOwned::to_owned)
                 .into(),
         ),
+        forwarded: vec!["10.30.0.0/24".to_owned()],
         ..SteeringConfig::default()
     };
     let node = TunnelConfig {

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -21,8 +24,8 @@ use crate::{
     identity::{self, Role, tests::TestCa},
     model::{SteeringTarget, SteeringTargets},
     tunnel::{
-        AccessInputs, AgentState, CommonSettings, ConnectionState, ConnectionView, NodeView,
-        SessionLimits, SessionView, Sessions,
+        AccessInputs, AgentState, CommonSettings, ConnectionState, ConnectionView,
+        ForwardedClients, ForwardedConnection, NodeView, SessionLimits, SessionView, Sessions,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -132,6 +135,10 @@ pub(super) struct Cloud {
     ingress: SocketAddr,
     targets: watch::Sender<Arc<SteeringTargets>>,
     pub(super) inside: watch::Sender<Arc<BTreeSet<u32>>>,
+    /// True while every connection counts as forwarded by this node.
+    pub(super) is_forwarding: Arc<AtomicBool>,
+    /// The last connection for which the ingress has asked that.
+    pub(super) asked: Arc<Mutex<Option<ForwardedConnection>>>,
     pub(super) tasks: RunningTasks,
 }
 
@@ -149,11 +156,19 @@ impl Cloud {
     ) -> Self {
         let sessions = Sessions::new();
         let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
+        let (is_forwarding, asked) = <(Arc<AtomicBool>, Arc<Mutex<_>>)>::default();
+        let (answer, question) = (Arc::clone(&is_forwarding), Arc::clone(&asked));
+        let is_forwarded = move |connection: &ForwardedConnection| {
+            *question.lock().expect("no panic") = Some(*connection);
+            answer.load(Ordering::Relaxed)
+        };
+        let clients = "127.0.0.0/8".parse().expect("a range");
         let ingress = ingress::IngressSettings {
             prefixes: vec![Prefix::new(network, 16).expect("a range")],
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             allow: None,
             pods: watch::channel(Arc::default()).1,
+            forwarded: ForwardedClients::new(vec![clients], Arc::new(is_forwarded)),
         };
         let common = common(limits);
         let targets = watch::Sender::new(Arc::default());
@@ -180,6 +195,8 @@ impl Cloud {
             ingress: at_ingress,
             targets,
             inside,
+            is_forwarding,
+            asked,
             tasks,
         }
     }

@@ -1,6 +1,10 @@
 //! Tests of refused connections, and of the reasons reported for them.
 
-use std::{io::ErrorKind, sync::Arc, time::Duration};
+use std::{
+    io::ErrorKind,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use nix::net::if_::if_nametoindex;
 use rcgen::ExtendedKeyUsagePurpose::ClientAuth;
@@ -79,6 +83,29 @@ async fn a_connection_that_was_not_steered_is_reset() {
         .inside
         .send_replace(Arc::new([loopback].into()));
     pair.await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_from_outside_is_accepted_if_this_node_has_forwarded_it() {
+    let tunnel = TunnelFixture::new().await;
+    let cloud = &tunnel.cloud;
+    cloud.inside.send_replace(Arc::default());
+
+    refused(tunnel.steered).await;
+    cloud.counted(Reason::ArrivedUnsteered, 1).await;
+    let asked = cloud.asked.lock().expect("no panic").expect("a connection");
+    assert_eq!(
+        (asked.ingress, asked.dialled),
+        (
+            tunnel.steered,
+            tunnel.target.local_addr().expect("an address")
+        )
+    );
+
+    cloud.is_forwarding.store(true, Ordering::Relaxed);
+    let start = Instant::now();
+    tunnel.connect().await;
+    assert!(start.elapsed() < Duration::from_millis(900), "no wait");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

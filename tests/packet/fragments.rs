@@ -185,7 +185,8 @@ fn a_flood_of_first_fragments_harms_no_other_flow() -> Result<()> {
             open.expect_alive(&node)?;
             let sent = (datagrams.client, datagrams.frontend);
             let got = (datagrams.seen, datagrams.backend);
-            expect_translated(&node, sent, got, (60_000 + id, [true, true]))?;
+            expect_translated(&node, sent, got, (60_000 + id, [true, true]))
+                .with_context(|| format!("after {id} first fragments"))?;
         }
     }
     let fresh = segment(

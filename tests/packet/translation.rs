@@ -48,7 +48,11 @@ pub(crate) fn load() -> Result<Loaded> {
         packets: Some(PacketSettings::default()),
         ..ProgramSettings::default()
     };
-    let sizes = MapSizes::uniform(16);
+    // Kernels before Linux 6.16 evict up to 128 entries of an LRU hash at once, so a small map loses entries in use.
+    let sizes = MapSizes {
+        fragments: 1024,
+        ..MapSizes::uniform(16)
+    };
     let data_path = DataPath::load(&pins, sizes, bpf::probe()?, &settings, Duration::ZERO)?;
     let (maps, counters) = data_path.open_maps()?;
     let mut translation = data_path.translation()?;

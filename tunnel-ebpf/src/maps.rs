@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "BPF map access")]
 
 mod flows;
+mod forwarded;
 mod older;
 
 use core::{arch::asm, ptr};

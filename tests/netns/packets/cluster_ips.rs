@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::time::Instant;
-use tunnel_tests::{manifest::Manifest, wait};
+use tunnel_tests::{load_scale::LoadScale, manifest::Manifest, wait};
 
 use super::{ENABLED, REMOTE, refusals::error_of_datagram, remote_server, route_to_node, service};
 use crate::{
@@ -66,6 +66,7 @@ fn unused_ports_of_cluster_ips_refuse_and_unallocated_addresses_are_silent() -> 
     let scene = start()?;
     let (_remote, _server) = remote_server(&scene, "backend")?;
     let node = &scene.node;
+    let limit = LoadScale::from_environment().timeout(Duration::from_millis(100));
     node.apply(service_cidr())?;
     node.start()?;
     scene.program(service("Cluster").backends(REMOTE.ips()))?;
@@ -74,7 +75,7 @@ fn unused_ports_of_cluster_ips_refuse_and_unallocated_addresses_are_silent() -> 
             let what = || format!("{when}, {dialer:?}");
             let (found, took) = errors(&scene, dialer, WEB).with_context(what)?;
             ensure_eq("an unused port", found, REFUSED).with_context(what)?;
-            ensure!(took < Duration::from_millis(100), "{took:?}");
+            ensure!(took < limit, "{took:?}");
             let (found, _) = errors(&scene, dialer, UNALLOCATED).with_context(what)?;
             ensure_eq("an unallocated address", found, SILENT).with_context(what)?;
             // The host itself refuses.

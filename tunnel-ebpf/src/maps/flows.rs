@@ -14,20 +14,18 @@ use tunnel_common::{
     addr::Port,
     flow::{FROZEN_UNTIL, Flow, FlowKey, REFUSALS, Role, Seen, Timeouts},
     forward::{
-        Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Steering, Step, fragments::Fragments, reclaim,
-        sender, steering, steps,
+        Flows, Insertion, RECENT_FLOWS_OF_CPU, Run, Step, fragments::Fragments, reclaim, sender,
+        steps,
     },
     fragment::{FragmentKey, FragmentRecord},
     locality::Locality,
-    lookup::Lookup,
     packet_link::PacketLink,
     refusal::Refusals,
     service::SourceRange,
     service_range::ServiceRange,
-    steering::{SteeringKey, SteeringRecord},
 };
 
-use super::{KernelMaps, NO_PREALLOC, NOEXIST};
+use super::{KernelMaps, NO_PREALLOC, NOEXIST, forwarded};
 use crate::context;
 
 #[btf_map(name = "flows")]
@@ -44,8 +42,6 @@ static PACKET_RUNS: PerCpuArray<Run, 1> = PerCpuArray::new();
 static PACKET_LINKS: HashMap<u32, PacketLink, 1, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "local_ranges")]
 static LOCAL_RANGES: Array<SourceRange, 1> = Array::new();
-#[btf_map(name = "forward_ranges")]
-static FORWARD_RANGES: Array<SourceRange, 1> = Array::new();
 #[btf_map(name = "service_ranges")]
 static SERVICE_RANGES: Array<ServiceRange, 1> = Array::new();
 #[btf_map(name = "packet_state")]
@@ -262,17 +258,17 @@ impl Flows for KernelMaps {
 
     #[inline(always)]
     fn steer(&self) -> Step {
-        Step::from_number(steer_packet())
+        Step::from_number(forwarded::steer_packet())
     }
 
     #[inline(always)]
     fn may_be_forwarded(&self) -> bool {
-        may_sender_be_forwarded() != 0
+        forwarded::may_sender_be_forwarded() != 0
     }
 
     #[inline(always)]
     fn relation_to_forwarded_range(&self, index: u32) -> u32 {
-        relation_of_sender_to_forwarded_range(index)
+        forwarded::relation_of_sender_to_forward_range(index)
     }
 
     #[inline(always)]
@@ -313,32 +309,6 @@ impl Flows for KernelMaps {
     #[inline(always)]
     fn end_entry(&self, role: Role) {
         end_flow_entry(role.number());
-    }
-}
-
-impl Steering for KernelMaps {
-    #[inline(always)]
-    fn is_steering_enabled(&self) -> bool {
-        context::is_steering_enabled()
-    }
-
-    #[inline(always)]
-    fn steering_record(&self, key: &SteeringKey) -> Lookup<&SteeringRecord> {
-        match crate::steering::find(key) {
-            Lookup::Found((_, record)) => Lookup::Found(record),
-            Lookup::None => Lookup::None,
-            Lookup::Unstable => Lookup::Unstable,
-        }
-    }
-
-    #[inline(always)]
-    fn routed_families(&self) -> u64 {
-        super::routed_families()
-    }
-
-    #[inline(always)]
-    fn forwarded_range(&self, index: u32) -> Option<&SourceRange> {
-        FORWARD_RANGES.get(index)
     }
 }
 
@@ -469,27 +439,6 @@ extern "C" fn decide_without_frontend() -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn choose_for_packet() -> u32 {
     steps::choose(&KernelMaps).number()
-}
-
-/// Calls [`steering::steer`].
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn steer_packet() -> u32 {
-    steering::steer(&KernelMaps).number()
-}
-
-/// Calls [`steering::may_be_forwarded`]. Returns 1 for true.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn may_sender_be_forwarded() -> u32 {
-    steering::may_be_forwarded(&KernelMaps).into()
-}
-
-/// Calls [`steering::relation_to_forwarded_range`].
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn relation_of_sender_to_forwarded_range(index: u32) -> u32 {
-    steering::relation_to_forwarded_range(&KernelMaps, index)
 }
 
 /// Calls [`steps::claim`].

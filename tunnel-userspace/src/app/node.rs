@@ -119,7 +119,6 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let first = kernel.first_update(&mut store, &start_step);
     let first = first_update(first, (&mut stop, &mut tunnel), &mut tasks).await?;
     if let Some(first) = first {
-        log_first_update(&first);
         let attachment = kernel.write_and_attach(&config, first).await?;
         // The other fields stay in `kernel`, so that the pins and the state directory remain locked until
         // this function returns.
@@ -209,7 +208,7 @@ async fn drain(
     }
 }
 
-/// Waits for the first update. Returns `None` if the daemon is to stop.
+/// Waits for the first update, and logs it. Returns `None` if the daemon is to stop.
 async fn first_update(
     first: impl Future<Output = Result<Option<ClusterUpdate>, RoleError>> + Send,
     (stop, tunnel): (&mut ShutdownSignals, &mut NodeTunnel),
@@ -217,7 +216,10 @@ async fn first_update(
 ) -> Result<Option<ClusterUpdate>, RoleError> {
     let name = tokio::select! {
         update = first => match update? {
-            Some(update) => return Ok(Some(update)),
+            Some(update) => {
+                log_first_update(&update);
+                return Ok(Some(update));
+            }
             None => tasks.ended().await,
         },
         () = stop.wait() => return Ok(None),

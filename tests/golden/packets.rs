@@ -173,6 +173,8 @@ impl Flows for MapsInMemory<'_> {
 
     fn record_recent_flow(&self, _: &FlowKey) {}
 
+    fn count(&self, _: Reason) {}
+
     fn seconds(&self) -> u32 {
         0
     }

@@ -81,6 +81,9 @@ pub trait Flows: decide::Maps + Steering {
     /// Stores the key of a new flow as the last one of this CPU.
     fn record_recent_flow(&self, key: &FlowKey);
 
+    /// Counts a reason other than the one in the run.
+    fn count(&self, reason: Reason);
+
     /// Returns the time in seconds since boot.
     fn seconds(&self) -> u32;
 

@@ -121,6 +121,10 @@ reasons! {
         ClusterPortUnused = 31, "cluster_port_unused", "packet refused: the cluster IP has no such port";
         /// Dropped: the address could be a cluster IP, but is none.
         ClusterIpUnallocated = 32, "cluster_ip_unallocated", "packet dropped: the address in a ServiceCIDR is not the cluster IP of a Service";
+        /// A flow of datagrams over IPv4 left a backend that no longer serves.
+        DatagramsMovedV4 = 33, "datagrams_moved_v4", "a flow of datagrams over IPv4 left a backend that no longer serves";
+        /// A flow of datagrams over IPv6 left a backend that no longer serves.
+        DatagramsMovedV6 = 34, "datagrams_moved_v6", "a flow of datagrams over IPv6 left a backend that no longer serves";
     }
     daemon {
         /// Not programmed: there is no room for another frontend.

@@ -62,6 +62,12 @@ fn a_client_leaves_a_backend_that_is_gone_with_its_next_datagram() -> Result<()>
     node.apply(service("Cluster").backends(ips))?;
     until_only(&scene, &ips)?;
     expect("second").context("after the backend was replaced")?;
+    for (family, reason) in [
+        ("IPv4", "datagrams_moved_v4"),
+        ("IPv6", "datagrams_moved_v6"),
+    ] {
+        ensure_eq(family, node.reason_count(reason)?, 1)?;
+    }
 
     node.apply(service("Cluster"))?;
     until_backends(node, "web", 0)?;

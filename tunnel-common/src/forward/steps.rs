@@ -82,7 +82,18 @@ pub fn find_arriving<T: Flows + ?Sized>(maps: &T) -> Step {
         Some(Known::Continues) => Step::Translate,
         Some(Known::New) => Step::Next,
         Some(Known::Foreign) | None => Step::Pass,
-        Some(Known::Replaced) => replaced(maps),
+        Some(Known::Replaced) => {
+            let family = maps.with_run(|run| {
+                let is_datagram = !run.protocol.has_connections();
+                is_datagram.then(|| run.source.address.is_v4())
+            });
+            match family.flatten() {
+                Some(true) => maps.count(Reason::DatagramsMovedV4),
+                Some(false) => maps.count(Reason::DatagramsMovedV6),
+                None => {}
+            }
+            replaced(maps)
+        }
         Some(Known::MayBeOver) => {
             if !maps.is_over() {
                 return or_pass(maps.with_run(|run| {

@@ -150,6 +150,8 @@ fn a_tcp_connection_keeps_its_backend_and_datagrams_leave_one_that_is_removed() 
         assert_eq!(node.entries(), 3, "those of the old backend have ended");
         client.expect_reply(ends, ACK);
         assert_eq!(client.send(ACK), Ok(ends));
+        let moved = [Reason::DatagramsMovedV4];
+        assert_eq!(*node.counted.borrow(), moved[..usize::from(!keeps)]);
     }
 }
 

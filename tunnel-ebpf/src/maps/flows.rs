@@ -20,6 +20,7 @@ use tunnel_common::{
     fragment::{FragmentKey, FragmentRecord},
     locality::Locality,
     packet_link::PacketLink,
+    reason::Reason,
     refusal::Refusals,
     service::SourceRange,
     service_range::ServiceRange,
@@ -80,6 +81,11 @@ impl Flows for KernelMaps {
             // SAFETY: the copy has as many words, and is also aligned to them.
             unsafe { to.write_volatile(value) };
         }
+    }
+
+    #[inline(always)]
+    fn count(&self, reason: Reason) {
+        super::count_reason(reason);
     }
 
     #[inline(always)]

@@ -168,7 +168,8 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
         out.gauge("culvert_deny_list_error", help, state.problem.is_some())?;
     }
     let responses = views.health_responses.borrow().clone();
-    kube_proxy::encode(out, &stats, &responses)
+    kube_proxy::encode(out, &stats, &responses)?;
+    kube_proxy::encode_reconciler(out, &(views.kernel_counters)())
 }
 
 fn encode_start(out: &mut MetricsEncoder<'_>, durations: StartTimes) -> fmt::Result {

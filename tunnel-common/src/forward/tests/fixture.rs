@@ -63,6 +63,7 @@ pub(super) struct Node {
     /// The values of `services` for addresses.
     pub(super) addresses: Vec<(Address, u32)>,
     pub(super) now: Cell<u32>,
+    pub(super) counted: RefCell<Vec<Reason>>,
     numbers: Cell<u32>,
     run: RefCell<Run>,
     recent: RefCell<Vec<&'static FlowKey>>,
@@ -112,6 +113,7 @@ impl Node {
             link_flags: Cell::default(),
             addresses: Vec::new(),
             now: Cell::new(1000),
+            counted: RefCell::default(),
             numbers: Cell::new(1),
             run: RefCell::new(Run::new_zeroed()),
             recent: RefCell::default(),
@@ -313,6 +315,10 @@ impl Flows for Node {
 
     fn record_recent_flow(&self, key: &FlowKey) {
         self.recent.borrow_mut().push(Box::leak(Box::new(*key)));
+    }
+
+    fn count(&self, reason: Reason) {
+        self.counted.borrow_mut().push(reason);
     }
 
     fn seconds(&self) -> u32 {

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
+use tunnel_common::reason::Reason;
 
 use super::{
     HealthResponses,
@@ -41,6 +42,25 @@ pub(super) fn encode(
         out.counters(name, "Responses by code", labelled)?;
     }
     Ok(())
+}
+
+/// kube-proxy deletes entries of connection tracking whose endpoints are gone (`pkg/proxy/conntrack/reconciler.go`). The
+/// programs let a flow's next datagram choose another backend instead.
+pub(super) fn encode_reconciler(
+    out: &mut MetricsEncoder<'_>,
+    counts: &[(Reason, u64)],
+) -> fmt::Result {
+    let help = "Flows of datagrams that left a backend that no longer serves";
+    let name = "kubeproxy_conntrack_reconciler_deleted_entries";
+    let count_of = |reason| {
+        let count = counts.iter().find(|(it, _)| *it == reason);
+        count.map_or(0, |(_, count)| *count)
+    };
+    let counts = by_family(|family| match family {
+        Family::V4 => count_of(Reason::DatagramsMovedV4),
+        Family::V6 => count_of(Reason::DatagramsMovedV6),
+    });
+    out.counters(name, help, counts)
 }
 
 fn encode_syncs(out: &mut MetricsEncoder<'_>, stats: &ReconcileStats) -> fmt::Result {

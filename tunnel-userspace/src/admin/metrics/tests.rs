@@ -26,7 +26,7 @@ fn views(stats: ReconcileStats, server: ServerStatus) -> Arc<NodeViews> {
     Arc::new(NodeViews {
         source_report: Box::new(source),
         tunnel: Box::new(tunnel),
-        kernel_counters: Box::new(|| vec![(Reason::Translated, 7)]),
+        kernel_counters: Box::new(|| vec![(Reason::Translated, 7), (Reason::DatagramsMovedV6, 4)]),
         open_connections: Box::new(|| 5),
         port_counts: Box::new(counted),
         health_responses: watch::Sender::new([(("/healthz", 200), 3), (("/livez", 503), 1)].into()),
@@ -202,6 +202,8 @@ fn metrics_of_kube_proxy_have_its_names_and_labels() {
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"external\"} 3.0",
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv6\",traffic_policy=\"internal\"} 0.0",
         "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 1800000000.0",
+        "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"} 0",
+        "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv6\"} 4",
     ];
     expect_lines(&page, &lines);
 }

@@ -80,6 +80,8 @@ pub(crate) struct Modules {
 }
 
 pub(crate) fn load_modules() -> Result<Modules> {
+    // Otherwise, every network namespace gets a link of each kind of IP tunnel, which tests don't expect.
+    fs::write("/proc/sys/net/core/fb_tunnels_only_for_init_net", "1")?;
     let list = fs::read_to_string(MODULES).with_context(|| format!("cannot read {MODULES}"))?;
     let mut modules = Modules::default();
     for path in list.lines() {

@@ -19,6 +19,7 @@ mod refusals;
 mod sctp;
 mod udp_backends;
 mod under_load;
+mod uplink_changes;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 

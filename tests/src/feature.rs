@@ -38,6 +38,8 @@ pub enum Feature {
     Vxlan,
     /// Network interfaces of type `macvlan`.
     Macvlan,
+    /// Network interfaces of type `sit`, which tunnel IPv4 and IPv6 over IPv4.
+    Sit,
     IpVs,
     /// A limit on socket option memory, `net.core.optmem_max`, that is separate for each network namespace
     /// (Linux 6.12).
@@ -60,6 +62,7 @@ impl Display for Feature {
             Self::Bond => "bond",
             Self::Vxlan => "vxlan",
             Self::Macvlan => "macvlan",
+            Self::Sit => "sit",
             Self::IpVs => "ipvs",
             Self::OwnOptmem => "own_optmem",
             Self::Mptcp => "mptcp",
@@ -91,6 +94,7 @@ fn probe(feature: Feature) -> Result<bool> {
         Feature::Bond => can_create_link("type bond"),
         Feature::Vxlan => can_create_link("type vxlan id 5 dstport 4789 remote 192.0.2.1 dev lo"),
         Feature::Macvlan => can_create_link("link base type macvlan mode bridge"),
+        Feature::Sit => can_create_link("type sit remote 192.0.2.1"),
         Feature::IpVs => ipvs::is_supported(),
         Feature::OwnOptmem => in_new_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),
         Feature::Mptcp => can_create_socket(Protocol::MPTCP),

@@ -16,7 +16,11 @@ use super::{
     links::{NEAR, route_to_node_from, set_up},
     route_to_node, service,
 };
-use crate::{fixture::Scene, service_addresses::configured, support::run};
+use crate::{
+    fixture::Scene,
+    service_addresses::configured,
+    support::{ensure_eq, run},
+};
 
 /// The addresses of the node and of the other node on the cable between them.
 const NEAR_UNDER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 65);
@@ -138,4 +142,30 @@ fn packets_are_translated_on_a_vxlan_between_nodes() -> Result<()> {
         near: vxlan(NEAR_UNDER, FAR_UNDER),
         far: vxlan(FAR_UNDER, NEAR_UNDER),
     })
+}
+
+#[test]
+fn packets_are_translated_on_an_ip_tunnel_between_nodes_unless_its_header_is_in_the_way()
+-> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Sit])? {
+        return Ok(());
+    }
+    let tunnel = |own: Ipv4Addr, peer: Ipv4Addr| {
+        format!("link add over type sit mode any local {own} remote {peer} dev under\n")
+    };
+    let kind = Kind {
+        near: tunnel(NEAR_UNDER, FAR_UNDER),
+        far: tunnel(FAR_UNDER, NEAR_UNDER),
+    };
+    let (scene, _remote) = start(&kind)?;
+    let packets = scene.node.status()?["packets"].take();
+    let warnings = packets["warnings"].to_string();
+    let is_left_out = warnings.contains("over has neither Ethernet nor bare IP packets");
+    let release = run(scene.node.host(), "cat /proc/sys/kernel/osrelease")?;
+    ensure_eq("left out", is_left_out, release.starts_with("5.10.")).context(warnings)?;
+    if is_left_out {
+        return Ok(());
+    }
+    drop(scene);
+    expect_translated(&kind)
 }

@@ -23,6 +23,7 @@ pub(super) const WANTED: &[&str] = &[
     "8021q",
     "bonding",
     "macvlan",
+    "sit",
     "bridge",
     "br_netfilter",
     "tun",

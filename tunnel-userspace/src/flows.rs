@@ -3,11 +3,13 @@
 //!
 //! - `sweep`: counts flows, and removes those that are over
 //! - `list`: lists flows
+//! - `make_room`: removes idle flows from a map that is almost full
 //! - `copy`: copies flows to a map of another size
 //! - `sweeper`: sweeps from time to time, and reports when the map is full
 
 mod copy;
 mod list;
+mod make_room;
 mod sweep;
 mod sweeper;
 

@@ -12,7 +12,7 @@ use super::{FlowMap, WritableFlowMap};
 use crate::reconcile::{ReadError, WriteError};
 
 /// The number of entries in a batch.
-const BATCH: u32 = 2;
+const BATCH: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct MemoryFlows {
@@ -99,12 +99,14 @@ impl FlowMap for MemoryFlows {
 
     fn read_some(&self, position: Option<u32>) -> Result<(Vec<Flow>, Option<u32>), ReadError> {
         let flows = self.entries.lock().expect("no panic");
-        let mut all: Vec<_> = flows.values().copied().collect();
-        all.sort_by_key(|flow| (flow.client.port.to_host(), flow.role.number()));
-        let first = position.unwrap_or(0);
-        let rest = all.iter().skip(first as usize);
-        let some = rest.clone().take(BATCH as usize).copied().collect();
-        let next = (rest.len() > BATCH as usize).then_some(first + BATCH);
+        // The positions of entries don't depend on other entries, as in the kernel.
+        let position_of =
+            |flow: &Flow| u32::from(flow.client.port.to_host()) * 4 + flow.role.number();
+        let mut rest: Vec<_> = flows.values().copied().collect();
+        rest.retain(|flow| position.is_none_or(|position| position_of(flow) >= position));
+        rest.sort_by_key(position_of);
+        let next = rest.get(BATCH).map(position_of);
+        let some = rest.into_iter().take(BATCH).collect();
         Ok((some, next))
     }
 

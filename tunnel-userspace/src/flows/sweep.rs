@@ -19,6 +19,9 @@ pub enum SweepError {
     Write(#[from] WriteError),
 }
 
+/// The timeouts, and the time since boot in seconds.
+pub(super) type Clock<'a> = (&'a Timeouts, u32);
+
 /// The numbers of flows and of their entries.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct FlowCounts {
@@ -56,7 +59,7 @@ pub fn sweep<M: FlowMap>(map: &M, timeouts: &Timeouts, now: u32) -> Result<FlowC
 /// Counts a flow, or removes its entries if it is over.
 fn sweep_flow<M: FlowMap>(
     map: &M,
-    clock: (&Timeouts, u32),
+    clock: Clock<'_>,
     dialled: &Flow,
     counts: &mut FlowCounts,
 ) -> Result<(), SweepError> {
@@ -70,15 +73,25 @@ fn sweep_flow<M: FlowMap>(
         counts.on_pod_links += usize::from(flags & Flow::ON_POD_LINKS != 0);
         return Ok(());
     }
+    remove_flow(map, clock, (dialled, forwarded.as_ref()), counts)
+}
+
+/// Removes the entries of a flow. Keeps those that a packet has used since they were read.
+pub(super) fn remove_flow<M: FlowMap>(
+    map: &M,
+    clock: Clock<'_>,
+    (dialled, forwarded): (&Flow, Option<&Flow>),
+    counts: &mut FlowCounts,
+) -> Result<(), SweepError> {
     counts.removed += 1;
     // The entry by which the client's packets are found goes first, so that none is sent to the other entries.
     remove(map, clock, dialled, counts)?;
     let Some(forwarded) = forwarded else {
         return Ok(());
     };
-    remove(map, clock, &forwarded, counts)?;
+    remove(map, clock, forwarded, counts)?;
     if !forwarded.masquerade.is(&Endpoint::NONE)
-        && let Some(masqueraded) = entry_of(map, &forwarded, Role::MASQUERADED)?
+        && let Some(masqueraded) = entry_of(map, forwarded, Role::MASQUERADED)?
     {
         remove(map, clock, &masqueraded, counts)?;
     }
@@ -88,7 +101,7 @@ fn sweep_flow<M: FlowMap>(
 /// Removes an entry, unless another flow has taken its key, or a packet has used it since it was read.
 fn remove<M: FlowMap>(
     map: &M,
-    (timeouts, now): (&Timeouts, u32),
+    (timeouts, now): Clock<'_>,
     entry: &Flow,
     counts: &mut FlowCounts,
 ) -> Result<(), SweepError> {

@@ -8,13 +8,13 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep},
 };
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 use tunnel_common::{
     flow::{Phase, Timeouts},
     reason::Reason,
 };
 
-use super::{FlowCounts, FlowMap, now, sweep};
+use super::{FlowCounts, FlowMap, SweepError, make_room, now, sweep};
 use crate::{drain, error_chain::chain, model::ObjectWarning, publish};
 
 /// The minimum pause between two sweeps.
@@ -108,7 +108,7 @@ impl<M: FlowMap> FlowSweeper<M> {
     async fn sweep(&mut self) {
         let (map, timeouts) = (Arc::clone(&self.map), self.settings.timeouts);
         let now = now();
-        let swept = spawn_blocking(move || sweep(&*map, &timeouts, now)).await;
+        let swept = spawn_blocking(move || sweep_and_make_room(&*map, &timeouts, now)).await;
         let swept = match swept {
             Ok(swept) => swept.map_err(|error| chain(&error)),
             Err(error) => Err(chain(&error)),
@@ -160,14 +160,50 @@ impl<M: FlowMap> FlowSweeper<M> {
     }
 }
 
+/// Sweeps the flows and, if the map is still almost full, removes idle ones.
+fn sweep_and_make_room<M: FlowMap>(
+    map: &M,
+    timeouts: &Timeouts,
+    now: u32,
+) -> Result<FlowCounts, SweepError> {
+    let counts = sweep(map, timeouts, now)?;
+    if let Some(excess) = make_room::excess(counts.entries, map.capacity()) {
+        let removed = make_room::make_room(map, (timeouts, now), excess)?;
+        info!(
+            entries = counts.entries,
+            capacity = map.capacity(),
+            removed,
+            "the map of flows is almost full; idle flows were removed"
+        );
+    }
+    Ok(counts)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use tunnel_common::{addr::Protocol, flow::Seen};
+    use tunnel_common::{addr::Protocol, flow::Seen, packet::TcpFlags};
 
     use super::*;
     use crate::flows::fixture::{MemoryFlows, dialled};
+
+    #[test]
+    fn a_sweep_leaves_room_for_new_flows() {
+        let map = MemoryFlows::with_capacity(300);
+        let (now, answered) = (1_000_000, Seen::from_backend(TcpFlags::from_byte(0x10)));
+        for port in 1..=100 {
+            let client = format!("203.0.113.9:{port}");
+            let flow = dialled(&client, Protocol::UDP, now - port, Seen::NOTHING);
+            map.insert_all(flow, now - port, answered);
+        }
+
+        let counts = sweep_and_make_room(&map, &Timeouts::DEFAULT, now).expect("swept");
+
+        assert_eq!((counts.entries, map.len()), (300, 270));
+        sweep_and_make_room(&map, &Timeouts::DEFAULT, now).expect("swept");
+        assert_eq!(map.len(), 270);
+    }
 
     #[tokio::test]
     async fn refused_flows_are_reported_and_the_others_are_counted() {

@@ -59,24 +59,27 @@ pub trait FlowMap: Send + Sync + 'static {
     fn remove(&self, key: &FlowKey) -> Result<(), WriteError>;
 }
 
-/// Returns true if there is a TCP flow in which `client` has dialled `frontend`, and which goes to `backend`.
+/// Returns what a client has dialled to reach a backend over TCP, if its packets are translated. `client` is the client as
+/// the backend sees it.
 ///
 /// # Errors
 ///
 /// Returns an error if the map can't be read.
-pub fn has_flow(
+pub fn dialled_by(
     map: &impl FlowMap,
     client: SocketAddr,
-    (frontend, backend): (SocketAddr, SocketAddr),
-) -> Result<bool, ReadError> {
-    let [client, frontend, backend] = [client, frontend, backend]
+    backend: SocketAddr,
+) -> Result<Option<SocketAddr>, ReadError> {
+    let [client, backend] = [client, backend]
         .map(|it| Endpoint::new(Address::from_ip(it.ip()), Port::from_host(it.port())));
     let entry = map.find(&FlowKey::forwarded(client, backend, Protocol::TCP))?;
-    Ok(entry.is_some_and(|entry| {
+    let entry = entry.filter(|entry| {
         entry.flags & Flow::ENDED == 0
             && entry.client.address == client.address
-            && entry.frontend.is(&frontend)
             && entry.backend.is(&backend)
+    });
+    Ok(entry.map(|Flow { frontend, .. }| {
+        SocketAddr::new(frontend.address.to_ip(), frontend.port.to_host())
     }))
 }
 

@@ -45,7 +45,7 @@ pub use access::AccessInputs;
 pub use agent_state::{AgentState, AgentView, ConnectionState, ConnectionView};
 pub use client_rules::{ClientRules, ENTRY_FORM, is_client_entry, is_namespace_entry};
 pub use client_shares::ClientView;
-pub use forwarded_clients::{ForwardedClients, ForwardedConnection, IsForwarded};
+pub use forwarded_clients::{FindDialled, ForwardedClients};
 use memory_budget::MemoryBudget;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -93,7 +93,7 @@ fn listed_machines_reach_the_kubelet_through_the_node_and_others_do_not() -> Res
     let from = format!("{OUTSIDE_V4}:40000");
     let explained = node.culvert(&["explain", "--from", &from, "--to", &to, "--by", "uplink"])?;
     ensure!(
-        explained.stdout.contains("198.19.0."),
+        explained.stdout.contains("198.19.0.") && explained.stdout.contains("sent to the tunnel"),
         "{}{}",
         explained.stdout,
         explained.stderr

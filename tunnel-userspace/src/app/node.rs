@@ -136,7 +136,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         if let Some((network, inside)) =
             start_steering(&config, guard, links, &own_node, network_view).await?
         {
-            let arrivals = (inside, flows.is_forwarded);
+            let arrivals = (inside, flows.find_dialled);
             tunnel.start_ingress(&config, targets, arrivals, pods, &views.unbound_ports);
             tasks.start("net", network.run(tasks.draining()));
         }

@@ -18,7 +18,7 @@ use crate::{
     model::{NodeList, ObjectWarning, PodNamespaces, SteeringTargets},
     tasks::Tasks,
     tunnel::{
-        AccessInputs, ClientRules, CommonSettings, ForwardedClients, IsForwarded, Sessions,
+        AccessInputs, ClientRules, CommonSettings, FindDialled, ForwardedClients, Sessions,
         gateway::Gateway,
         ingress::{self, Ingress},
     },
@@ -151,13 +151,13 @@ impl NodeTunnel {
     }
 
     /// Starts the ingress, which accepts steered connections. `targets` maps the index in a steering address
-    /// to a node and port; `inside` contains the links from which the ingress accepts connections, `is_forwarded` knows those
-    /// that this node forwards from other links, and `pods` contains the namespaces of this node's Pods.
+    /// to a node and port; `inside` contains the links from which the ingress accepts connections, `find_dialled` finds
+    /// what clients of translated packets have dialled, and `pods` contains the namespaces of this node's Pods.
     pub(super) fn start_ingress(
         &mut self,
         config: &Config,
         targets: watch::Receiver<Arc<SteeringTargets>>,
-        (inside, is_forwarded): (watch::Receiver<Arc<BTreeSet<u32>>>, IsForwarded),
+        (inside, find_dialled): (watch::Receiver<Arc<BTreeSet<u32>>>, FindDialled),
         pods: watch::Receiver<Arc<PodNamespaces>>,
         unbound_ports: &UnboundPorts,
     ) {
@@ -170,7 +170,7 @@ impl NodeTunnel {
             listen,
             allow: steering.allow.as_deref().map(ClientRules::parse),
             pods,
-            forwarded: ForwardedClients::new(steering.forwarded_ranges(), is_forwarded),
+            forwarded: ForwardedClients::new(steering.forwarded_ranges(), find_dialled),
         };
         let (common, sessions) = (self.common.clone(), Arc::clone(&self.sessions));
         let bind = move || {

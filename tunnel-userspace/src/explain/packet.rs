@@ -135,7 +135,12 @@ fn arrive(
         return Ok(None);
     }
     let ends = ends(&run.frame).ok_or("the packet can't be read any more")?;
-    answer.outcome = Outcome::Delivered;
+    let is_known = known.is_some_and(|flow| flow.backend_index == Flow::NO_BACKEND);
+    answer.outcome = if is_known || reasons.contains(&Reason::Steered) {
+        Outcome::Steered
+    } else {
+        Outcome::Delivered
+    };
     answer.backend = Some(text(ends.1));
     answer.seen_as = Some(text(ends.0));
     answer.step("in", format!("the destination becomes {}", text(ends.1)));

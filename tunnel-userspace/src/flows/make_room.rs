@@ -16,6 +16,8 @@ use super::{
 /// The percentage of a map's entries from which on room is made, and the one that remains.
 const ALMOST_FULL: usize = 95;
 const REMAINING: usize = 90;
+/// The time in seconds for which a flow must have been idle.
+const IDLE: u32 = 5;
 
 /// Returns the number of entries that are too many for a map of this capacity, or `None` if the map has enough room.
 pub(super) fn excess(entries: usize, capacity: u32) -> Option<usize> {
@@ -40,8 +42,8 @@ pub(super) fn make_room<M: FlowMap>(
     // Only numbers are kept, because the flows may be very many.
     let mut sizes = BTreeMap::<Class, usize>::new();
     for flow in entries(map) {
-        if let Some((class, size)) = giving_way(map, clock, &flow?)? {
-            *sizes.entry(class).or_default() += size;
+        if let Some(idle) = IdleFlow::find(map, clock, &flow?)? {
+            *sizes.entry(idle.class).or_default() += idle.size();
         }
     }
     let mut room = 0;
@@ -53,13 +55,13 @@ pub(super) fn make_room<M: FlowMap>(
     let mut freed = 0;
     for flow in entries(map) {
         let flow = flow?;
-        let Some((class, size)) = giving_way(map, clock, &flow)? else {
+        let Some(idle) = IdleFlow::find(map, clock, &flow)? else {
             continue;
         };
-        if last.is_none_or(|last| class <= last) {
-            let forwarded = entry_of(map, &flow, Role::FORWARDED)?;
-            remove_flow(map, clock, (&flow, forwarded.as_ref()), &mut counts)?;
-            freed += size;
+        if last.is_none_or(|last| idle.class <= last)
+            && remove_flow(map, clock, (&flow, idle.forwarded.as_ref()), &mut counts)?
+        {
+            freed += idle.size();
             if freed >= excess {
                 break;
             }
@@ -68,29 +70,45 @@ pub(super) fn make_room<M: FlowMap>(
     Ok(counts.removed)
 }
 
-/// Returns the class of a flow that may give way, and the number of its entries. `flow` is one of them.
-fn giving_way<M: FlowMap>(
-    map: &M,
-    (timeouts, now): Clock<'_>,
-    flow: &Flow,
-) -> Result<Option<(Class, usize)>, SweepError> {
-    if flow.role != Role::DIALLED {
-        return Ok(None);
+/// A flow that may give way.
+struct IdleFlow {
+    class: Class,
+    forwarded: Option<Flow>,
+}
+
+impl IdleFlow {
+    /// Returns the flow of an entry, unless the flow must not give way, or another of its entries is counted.
+    fn find<M: FlowMap>(
+        map: &M,
+        (timeouts, now): Clock<'_>,
+        entry: &Flow,
+    ) -> Result<Option<Self>, SweepError> {
+        if entry.role != Role::DIALLED {
+            return Ok(None);
+        }
+        let forwarded = entry_of(map, entry, Role::FORWARDED)?;
+        let Activity { seen, last_used } = Activity::of(entry, forwarded.as_ref());
+        let whole = Flow {
+            seen,
+            last_used,
+            ..*entry
+        };
+        let rank = reclaim::rank(&whole, timeouts, now);
+        let is_idle = rank.is_idle() && now.saturating_sub(last_used) >= IDLE;
+        Ok(is_idle.then_some(Self {
+            class: (rank, last_used),
+            forwarded,
+        }))
     }
-    let forwarded = entry_of(map, flow, Role::FORWARDED)?;
-    let Activity { seen, last_used } = Activity::of(flow, forwarded.as_ref());
-    let whole = Flow {
-        seen,
-        last_used,
-        ..*flow
-    };
-    let rank = reclaim::rank(&whole, timeouts, now);
-    let size = match forwarded {
-        Some(forwarded) if !forwarded.masquerade.is(&Endpoint::NONE) => 3,
-        Some(_) => 2,
-        None => 1,
-    };
-    Ok(rank.is_idle().then_some(((rank, last_used), size)))
+
+    /// Returns the number of the flow's entries.
+    fn size(&self) -> usize {
+        match &self.forwarded {
+            Some(forwarded) if !forwarded.masquerade.is(&Endpoint::NONE) => 3,
+            Some(_) => 2,
+            None => 1,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -134,7 +152,9 @@ mod tests {
             (4, Protocol::UDP, 50, Seen::NOTHING, answered()),
             (5, Protocol::UDP, 70, Seen::NOTHING, answered()),
             (6, Protocol::UDP, 20, Seen::NOTHING, Seen::NOTHING),
-            (7, Protocol::TCP, 1, reset(), answered()),
+            (7, Protocol::TCP, 9, reset(), answered()),
+            (8, Protocol::TCP, 4, reset(), answered()),
+            (9, Protocol::UDP, 0, Seen::NOTHING, answered()),
         ] {
             let client = format!("203.0.113.9:{port}");
             let flow = dialled(&client, protocol, NOW - idle, of_client);
@@ -146,13 +166,13 @@ mod tests {
     #[test]
     fn flows_give_way_by_rank_and_the_longest_idle_first() {
         for (excess, removed, expected) in [
-            (1, 1, &[1, 2, 3, 4, 5, 6][..]),
-            (3, 1, &[1, 2, 3, 4, 5, 6]),
-            (4, 2, &[1, 2, 3, 4, 5]),
-            (7, 3, &[1, 2, 3, 4]),
-            (12, 4, &[1, 2, 3]),
-            // Open connections, datagrams that last, and those that wait for an answer are kept.
-            (100, 4, &[1, 2, 3]),
+            (1, 1, &[1, 2, 3, 4, 5, 6, 8, 9][..]),
+            (3, 1, &[1, 2, 3, 4, 5, 6, 8, 9]),
+            (4, 2, &[1, 2, 3, 4, 5, 8, 9]),
+            (7, 3, &[1, 2, 3, 4, 8, 9]),
+            (12, 4, &[1, 2, 3, 8, 9]),
+            // Open connections, datagrams that last, those that wait for an answer, and flows in use are kept.
+            (100, 4, &[1, 2, 3, 8, 9]),
         ] {
             let map = map();
             let count = make_room(&map, (&Timeouts::DEFAULT, NOW), excess).expect("done");

@@ -73,21 +73,24 @@ fn sweep_flow<M: FlowMap>(
         counts.on_pod_links += usize::from(flags & Flow::ON_POD_LINKS != 0);
         return Ok(());
     }
-    remove_flow(map, clock, (dialled, forwarded.as_ref()), counts)
+    remove_flow(map, clock, (dialled, forwarded.as_ref()), counts).map(drop)
 }
 
-/// Removes the entries of a flow. Keeps those that a packet has used since they were read.
+/// Removes the entries of a flow, unless a packet has used it since it was read. Returns true if they were removed.
 pub(super) fn remove_flow<M: FlowMap>(
     map: &M,
     clock: Clock<'_>,
     (dialled, forwarded): (&Flow, Option<&Flow>),
     counts: &mut FlowCounts,
-) -> Result<(), SweepError> {
+) -> Result<bool, SweepError> {
+    // The entry by which the client's packets are found goes first, so that none is sent to the other entries. While it
+    // remains, they are needed.
+    if !remove(map, clock, dialled, counts)? {
+        return Ok(false);
+    }
     counts.removed += 1;
-    // The entry by which the client's packets are found goes first, so that none is sent to the other entries.
-    remove(map, clock, dialled, counts)?;
     let Some(forwarded) = forwarded else {
-        return Ok(());
+        return Ok(true);
     };
     remove(map, clock, forwarded, counts)?;
     if !forwarded.masquerade.is(&Endpoint::NONE)
@@ -95,16 +98,17 @@ pub(super) fn remove_flow<M: FlowMap>(
     {
         remove(map, clock, &masqueraded, counts)?;
     }
-    Ok(())
+    Ok(true)
 }
 
-/// Removes an entry, unless another flow has taken its key, or a packet has used it since it was read.
+/// Removes an entry, unless another flow has taken its key, or a packet has used it since it was read. Returns true if it was
+/// removed.
 fn remove<M: FlowMap>(
     map: &M,
     (timeouts, now): Clock<'_>,
     entry: &Flow,
     counts: &mut FlowCounts,
-) -> Result<(), SweepError> {
+) -> Result<bool, SweepError> {
     let key = entry.key();
     let current = map.find(&key)?;
     let is_same = current.is_some_and(|current| {
@@ -115,7 +119,7 @@ fn remove<M: FlowMap>(
         map.remove(&key)?;
         counts.entries = counts.entries.saturating_sub(1);
     }
-    Ok(())
+    Ok(is_same)
 }
 
 #[cfg(test)]

@@ -169,12 +169,14 @@ fn sweep_and_make_room<M: FlowMap>(
     let counts = sweep(map, timeouts, now)?;
     if let Some(excess) = make_room::excess(counts.entries, map.capacity()) {
         let removed = make_room::make_room(map, (timeouts, now), excess)?;
-        info!(
-            entries = counts.entries,
-            capacity = map.capacity(),
-            removed,
-            "the map of flows is almost full; idle flows were removed"
-        );
+        if removed > 0 {
+            info!(
+                entries = counts.entries,
+                capacity = map.capacity(),
+                removed,
+                "the map of flows is almost full; idle flows were removed"
+            );
+        }
     }
     Ok(counts)
 }

@@ -1,51 +1,47 @@
-//! Machines outside this node whose connections to edge nodes this node forwards to the ingress.
+//! Clients whose connections to edge nodes reach the ingress as translated packets.
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
 use tunnel_common::{addr::Address, steering::Prefix};
 
-/// A connection that has arrived at the ingress over a link that leads outside.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ForwardedConnection {
-    /// The client, as the ingress sees it.
-    pub client: SocketAddr,
-    /// The steering address and the port of the ingress.
-    pub ingress: SocketAddr,
-    /// The edge node's address and port that the steering address represents.
-    pub dialled: SocketAddr,
-}
+/// Returns the edge node's address and port that a client has dialled, given the client and the address of the ingress at
+/// both ends of the connection, or `None` if the connection's packets are not translated.
+pub type FindDialled = Arc<dyn Fn(SocketAddr, SocketAddr) -> Option<SocketAddr> + Send + Sync>;
 
-/// Returns true if the kernel programs have forwarded a connection to the ingress.
-pub type IsForwarded = Arc<dyn Fn(&ForwardedConnection) -> bool + Send + Sync>;
-
-/// The clients outside this node that may use the ingress (`tunnel.steering.forwarded`).
+/// The clients whose connections reach the ingress as translated packets.
 #[derive(Clone)]
 pub struct ForwardedClients {
+    /// The machines outside this node that may use the ingress (`tunnel.steering.forwarded`).
     ranges: Vec<Prefix>,
-    is_forwarded: IsForwarded,
+    find_dialled: FindDialled,
 }
 
 impl ForwardedClients {
     /// Creates the set of the clients with addresses in these ranges.
     #[must_use]
-    pub const fn new(ranges: Vec<Prefix>, is_forwarded: IsForwarded) -> Self {
+    pub const fn new(ranges: Vec<Prefix>, find_dialled: FindDialled) -> Self {
         Self {
             ranges,
-            is_forwarded,
+            find_dialled,
         }
     }
 
     /// Creates an empty set.
     #[must_use]
     pub fn none() -> Self {
-        Self::new(Vec::new(), Arc::new(|_| false))
+        Self::new(Vec::new(), Arc::new(|_, _| None))
     }
 
-    /// Returns true if the client may use the ingress, and dialled the edge node, not the ingress.
-    pub(super) fn include(&self, connection: &ForwardedConnection) -> bool {
-        let client = Address::from_ip(connection.client.ip());
+    /// Returns true if a client outside this node may use the ingress.
+    pub(super) fn include(&self, client: SocketAddr) -> bool {
+        let client = Address::from_ip(client.ip());
         let mut ranges = self.ranges.iter();
-        ranges.any(|range| range.contains(&client)) && (self.is_forwarded)(connection)
+        ranges.any(|range| range.contains(&client))
+    }
+
+    /// Returns what a client has dialled, if the packets of its connection are translated.
+    pub(super) fn dialled(&self, client: SocketAddr, ingress: SocketAddr) -> Option<SocketAddr> {
+        (self.find_dialled)(client, ingress)
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
     client_rules::{Decision, Refusal},
     client_shares::{Client, ClientPermit},
     copy,
-    forwarded_clients::{ForwardedClients, ForwardedConnection},
+    forwarded_clients::ForwardedClients,
     gateway::listener,
     gateway_session::StreamPermit,
     incoming_interface,
@@ -73,7 +73,7 @@ pub struct IngressSettings {
     pub allow: Option<ClientRules>,
     /// The namespaces of this node's Pods.
     pub pods: watch::Receiver<Arc<PodNamespaces>>,
-    /// The clients outside this node that may use the ingress.
+    /// The clients whose packets are translated, and those outside this node that may use the ingress.
     pub forwarded: ForwardedClients,
 }
 
@@ -301,15 +301,18 @@ impl Shared {
         let index = prefixes.find_map(|prefix| prefix.index(&address));
         let index = index.ok_or(Reason::ArrivedUnsteered)?;
         let target = || self.targets.borrow().get(&index).cloned();
-        if !self.inside_links.borrow().contains(&interface)
-            && let Some(target) = target()
-            && self.settings.forwarded.include(&ForwardedConnection {
-                client: canonical(peer),
-                ingress: canonical(local),
-                dialled: SocketAddr::new(target.address, target.port),
-            })
+        if let Some(target) = target()
+            && let (peer, local) = (canonical(peer), canonical(local))
+            && let Some(dialled) = self.settings.forwarded.dialled(peer, local)
         {
-            return Ok((target, Arrival::Forwarded));
+            // The flow may be an old one of a client that is gone, and its steering address may stand for another node by now.
+            if dialled != SocketAddr::new(target.address, target.port) {
+                return Err(Reason::TargetUnknown);
+            }
+            let is_inside = self.inside_links.borrow().contains(&interface);
+            if !is_inside && self.settings.forwarded.include(peer) {
+                return Ok((target, Arrival::Forwarded));
+            }
         }
         // The link of a pod that has only just started may not be in the set yet.
         let mut inside_links = self.inside_links.clone();

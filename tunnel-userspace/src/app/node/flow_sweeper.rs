@@ -17,7 +17,7 @@ use crate::{
     model::ObjectWarning,
     net::PacketsView,
     tasks::Tasks,
-    tunnel::IsForwarded,
+    tunnel::FindDialled,
 };
 
 /// The published state of the flows.
@@ -30,8 +30,8 @@ pub(super) struct Flows {
     pub(super) needs_pod_links: watch::Receiver<bool>,
     /// Lists the flows.
     pub(super) list: ListFlows,
-    /// Knows the connections that are forwarded to the ingress.
-    pub(super) is_forwarded: IsForwarded,
+    /// Finds what clients of the ingress have dialled.
+    pub(super) find_dialled: FindDialled,
 }
 
 /// Starts the task that sweeps the flows, unless packets are not translated. It begins once the programs are attached: until
@@ -53,7 +53,7 @@ pub(super) fn start(
             warnings: reported,
             needs_pod_links: needed,
             list: Box::new(|_| Box::new(iter::empty())),
-            is_forwarded: Arc::new(|_| false),
+            find_dialled: Arc::new(|_, _| None),
         });
     }
     let map = Arc::new(kernel.flows().map_err(failed("cannot use the maps"))?);
@@ -82,7 +82,7 @@ pub(super) fn start(
         }
         sweeper.run(draining).await;
     });
-    let is_forwarded = forwarded_by(Arc::clone(&map));
+    let find_dialled = find_dialled_in(Arc::clone(&map));
     let services = kernel.published_services();
     let list: ListFlows = Box::new(move |filter| {
         let names = services.port_names(filter.service.as_deref());
@@ -94,17 +94,16 @@ pub(super) fn start(
         warnings: reported,
         needs_pod_links: needed,
         list,
-        is_forwarded,
+        find_dialled,
     })
 }
 
-/// Returns a function that looks up connections that are forwarded to the ingress.
-fn forwarded_by(map: Arc<impl FlowMap>) -> IsForwarded {
-    Arc::new(move |connection| {
-        let ends = (connection.dialled, connection.ingress);
-        flows::has_flow(&*map, connection.client, ends).unwrap_or_else(|error| {
-            warn!(error = chain(&error), client = %connection.client, "cannot look up a forwarded connection");
-            false
+/// Returns a function that looks up what clients of the ingress have dialled.
+fn find_dialled_in(map: Arc<impl FlowMap>) -> FindDialled {
+    Arc::new(move |client, ingress| {
+        flows::dialled_by(&*map, client, ingress).unwrap_or_else(|error| {
+            warn!(error = chain(&error), %client, "cannot look up a connection to the ingress");
+            None
         })
     })
 }

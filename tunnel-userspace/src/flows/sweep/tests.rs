@@ -95,3 +95,25 @@ fn an_entry_whose_flow_is_gone_is_removed_once_it_is_idle() {
     assert_eq!(swept(&map).entries, 1);
     assert_eq!(map.len(), 1);
 }
+
+#[test]
+fn a_flow_stays_whole_if_a_packet_has_used_it_meanwhile() {
+    let map = MemoryFlows::default();
+    let read = dialled("203.0.113.9:1", Protocol::UDP, NOW - 60, Seen::NOTHING);
+    map.insert_all(
+        Flow {
+            last_used: NOW,
+            ..read
+        },
+        NOW - 60,
+        answered(),
+    );
+    let forwarded = entry_of(&map, &read, Role::FORWARDED).expect("read");
+    let mut counts = FlowCounts::default();
+
+    let clock = (&Timeouts::DEFAULT, NOW);
+    let removed = remove_flow(&map, clock, (&read, forwarded.as_ref()), &mut counts);
+
+    assert!(!removed.expect("no error"));
+    assert_eq!((map.len(), counts.removed), (3, 0));
+}

@@ -3,10 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -25,7 +22,7 @@ use crate::{
     model::{SteeringTarget, SteeringTargets},
     tunnel::{
         AccessInputs, AgentState, CommonSettings, ConnectionState, ConnectionView,
-        ForwardedClients, ForwardedConnection, NodeView, SessionLimits, SessionView, Sessions,
+        ForwardedClients, NodeView, SessionLimits, SessionView, Sessions,
         agent::{self, Agent},
         gateway::{self, Gateway},
         ingress::{self, Ingress},
@@ -135,10 +132,10 @@ pub(super) struct Cloud {
     ingress: SocketAddr,
     targets: watch::Sender<Arc<SteeringTargets>>,
     pub(super) inside: watch::Sender<Arc<BTreeSet<u32>>>,
-    /// True while every connection counts as forwarded by this node.
-    pub(super) is_forwarding: Arc<AtomicBool>,
-    /// The last connection for which the ingress has asked that.
-    pub(super) asked: Arc<Mutex<Option<ForwardedConnection>>>,
+    /// The address that every client has dialled, if its packets are translated.
+    pub(super) dialled: Arc<Mutex<Option<SocketAddr>>>,
+    /// The address of the ingress for which that was asked last.
+    pub(super) asked: Arc<Mutex<Option<SocketAddr>>>,
     pub(super) tasks: RunningTasks,
 }
 
@@ -156,11 +153,11 @@ impl Cloud {
     ) -> Self {
         let sessions = Sessions::new();
         let network = Address::from_ip(Ipv4Addr::new(127, 19, 0, 0).into());
-        let (is_forwarding, asked) = <(Arc<AtomicBool>, Arc<Mutex<_>>)>::default();
-        let (answer, question) = (Arc::clone(&is_forwarding), Arc::clone(&asked));
-        let is_forwarded = move |connection: &ForwardedConnection| {
-            *question.lock().expect("no panic") = Some(*connection);
-            answer.load(Ordering::Relaxed)
+        let (dialled, asked) = <(Arc<Mutex<Option<SocketAddr>>>, Arc<Mutex<_>>)>::default();
+        let (answer, question) = (Arc::clone(&dialled), Arc::clone(&asked));
+        let find_dialled = move |_client, ingress| {
+            *question.lock().expect("no panic") = Some(ingress);
+            *answer.lock().expect("no panic")
         };
         let clients = "127.0.0.0/8".parse().expect("a range");
         let ingress = ingress::IngressSettings {
@@ -168,7 +165,7 @@ impl Cloud {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             allow: None,
             pods: watch::channel(Arc::default()).1,
-            forwarded: ForwardedClients::new(vec![clients], Arc::new(is_forwarded)),
+            forwarded: ForwardedClients::new(vec![clients], Arc::new(find_dialled)),
         };
         let common = common(limits);
         let targets = watch::Sender::new(Arc::default());
@@ -195,7 +192,7 @@ impl Cloud {
             ingress: at_ingress,
             targets,
             inside,
-            is_forwarding,
+            dialled,
             asked,
             tasks,
         }

@@ -1,10 +1,6 @@
 //! Tests of refused connections, and of the reasons reported for them.
 
-use std::{
-    io::ErrorKind,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{io::ErrorKind, net::SocketAddr, sync::Arc, time::Duration};
 
 use nix::net::if_::if_nametoindex;
 use rcgen::ExtendedKeyUsagePurpose::ClientAuth;
@@ -22,7 +18,7 @@ use super::fixture::{
 };
 use crate::identity::Identity;
 
-async fn refused(at: std::net::SocketAddr) {
+async fn refused(at: SocketAddr) {
     let mut client = match TcpStream::connect(at).await {
         Ok(client) => client,
         Err(error) => {
@@ -86,26 +82,32 @@ async fn a_connection_that_was_not_steered_is_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_from_outside_is_accepted_if_this_node_has_forwarded_it() {
+async fn a_connection_from_outside_is_accepted_if_its_flow_shows_that_it_dialled_the_target() {
     let tunnel = TunnelFixture::new().await;
     let cloud = &tunnel.cloud;
-    cloud.inside.send_replace(Arc::default());
+    let target = tunnel.target.local_addr().expect("an address");
+    let set_dialled = |dialled| *cloud.dialled.lock().expect("no panic") = dialled;
+    let inside = cloud.inside.send_replace(Arc::default());
 
     refused(tunnel.steered).await;
     cloud.counted(Reason::ArrivedUnsteered, 1).await;
-    let asked = cloud.asked.lock().expect("no panic").expect("a connection");
-    assert_eq!(
-        (asked.ingress, asked.dialled),
-        (
-            tunnel.steered,
-            tunnel.target.local_addr().expect("an address")
-        )
-    );
+    let asked = *cloud.asked.lock().expect("no panic");
+    assert_eq!(asked, Some(tunnel.steered));
 
-    cloud.is_forwarding.store(true, Ordering::Relaxed);
+    set_dialled(Some(target));
     // There is no wait, as for a link of pods that may be about to be known.
     let connected = timeout(Duration::from_millis(900), tunnel.connect()).await;
     connected.expect("no wait");
+
+    // The flow of a client that is gone: the steering address has stood for another node.
+    set_dialled(Some(SocketAddr::new(target.ip(), 1)));
+    refused(tunnel.steered).await;
+    cloud.counted(Reason::TargetUnknown, 1).await;
+    cloud.inside.send_replace(inside);
+    refused(tunnel.steered).await;
+    cloud.counted(Reason::TargetUnknown, 2).await;
+    set_dialled(None);
+    tunnel.connect().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -215,7 +217,7 @@ async fn a_silent_target_gets_half_of_the_dials_and_times_out_alone() {
 fn full_listener() -> (std::net::TcpListener, Vec<socket2::Socket>) {
     use socket2::{Domain, Socket, Type};
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    let any: std::net::SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
     listener.bind(&any.into()).expect("bound");
     listener.listen(0).expect("listening");
     let address = listener.local_addr().expect("an address");

@@ -21,14 +21,17 @@ mod udp_backends;
 mod under_load;
 mod uplink_changes;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     culvert_instance,
     manifest::{NodeObject, Service},
     node_network::{OUTSIDE_V4, OUTSIDE_V6},
-    pod::Server,
+    pod::{Pod, Server},
     sandbox::{RESPONSE_TIMEOUT, Sandbox},
     server::{Listener, ServerKind},
 };
@@ -149,6 +152,16 @@ fn start_with_remote_backend(scene: &Scene) -> Result<(Sandbox, Backend)> {
     scene.node.start()?;
     scene.program(service("Cluster").backends(REMOTE.ips()))?;
     Ok((remote, backend))
+}
+
+/// Programs a Service of policy Local with the backend in the pod `local` of this node.
+fn program_local_backend(scene: &Scene) -> Result<(Arc<Pod>, Backend)> {
+    let pod = scene.node.pod("local")?;
+    let ips = [pod.v4(), pod.v6()];
+    let backend = Backend::at(&pod, ips)?;
+    let of_pod = service("Local").on_node(culvert_instance::NODE_NAME);
+    scene.program(of_pod.backends(ips))?;
+    Ok((pod, backend))
 }
 
 /// Connects to the node port over IPv4. Returns both ends.

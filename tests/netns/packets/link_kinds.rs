@@ -5,7 +5,6 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
-    culvert_instance,
     feature::{self, Feature},
     sandbox::Sandbox,
     test_name,
@@ -14,7 +13,7 @@ use tunnel_tests::{
 use super::{
     ADDRESSES, Backend, REMOTE, expect_reached,
     links::{NEAR, route_to_node_from, set_up},
-    route_to_node, service,
+    program_local_backend, route_to_node, service,
 };
 use crate::{
     fixture::Scene,
@@ -70,11 +69,7 @@ fn start(kind: &Kind) -> Result<(Scene, Sandbox)> {
 /// Checks that packets are translated exactly once on a link of a kind, in either direction.
 fn expect_translated(kind: &Kind) -> Result<()> {
     let (scene, remote) = start(kind)?;
-    let pod = scene.node.pod("local")?;
-    let ips = [pod.v4(), pod.v6()];
-    let backend = Backend::at(&pod, ips)?;
-    let of_pod = service("Local").on_node(culvert_instance::NODE_NAME);
-    scene.program(of_pod.backends(ips))?;
+    let (_pod, backend) = program_local_backend(&scene)?;
     for (what, vip, ports) in ADDRESSES {
         let reached = expect_reached(&remote, &backend, (vip, ports), REMOTE.ips());
         reached.with_context(|| format!("{what}, from behind the link"))?;

@@ -9,14 +9,15 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
-    culvert_instance, log,
+    log,
     manifest::{Protocol, Service},
     sandbox::{Command, Process, Sandbox},
     wait,
 };
 
 use super::{
-    ADDRESSES, Backend, REMOTE, expect_reached, refusals::error_of_datagram, route_to_node, service,
+    ADDRESSES, Backend, REMOTE, expect_reached, program_local_backend, refusals::error_of_datagram,
+    route_to_node, service,
 };
 use crate::{
     fixture::Scene,
@@ -171,11 +172,7 @@ fn start_with_tun() -> Result<(Scene, Sandbox, [Process; 2])> {
 #[test]
 fn clients_behind_a_link_without_ethernet_header_reach_services_and_are_refused() -> Result<()> {
     let (scene, remote, _ends) = start_with_tun()?;
-    let pod = scene.node.pod("local")?;
-    let ips = [pod.v4(), pod.v6()];
-    let backend = Backend::at(&pod, ips)?;
-    let of_pod = service("Local").on_node(culvert_instance::NODE_NAME);
-    scene.program(of_pod.backends(ips))?;
+    let (_pod, backend) = program_local_backend(&scene)?;
     for (what, vip, ports) in ADDRESSES {
         expect_reached(&remote, &backend, (vip, ports), REMOTE.ips()).context(what)?;
     }

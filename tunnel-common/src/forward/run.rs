@@ -6,10 +6,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     addr::{Port, Protocol},
-    flow::{Endpoint, Flow, FlowKey},
+    flow::{Endpoint, Flow, FlowKey, Role, Seen},
     fragment::FragmentKey,
     packet::{Family, Packet, TcpFlags, icmp::ErrorHeader},
     reason::Reason,
+    service::BackendState,
 };
 
 /// The state of a program while it handles a packet: value of the per-CPU array `packet_runs`. It would not fit into the
@@ -63,6 +64,17 @@ pub enum End {
     Source,
     /// The receiver.
     Destination,
+}
+
+/// The backend of a flow that begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewBackend {
+    pub(super) endpoint: Endpoint,
+    /// The index, or [`Flow::NO_BACKEND`].
+    pub(super) index: u32,
+    pub(super) state: BackendState,
+    /// The id of the service port, or [`Flow::NO_SERVICE`].
+    pub(super) service: u32,
 }
 
 impl Run {
@@ -153,6 +165,35 @@ impl Run {
     #[inline(always)]
     pub(super) const fn replace(&mut self, replacement: Endpoint, other_port: Port) {
         (self.replacement, self.other_port) = (replacement, other_port);
+    }
+
+    /// Stores the entry of a flow that the packet begins, and the reason for which it is counted.
+    #[inline(always)]
+    pub(super) const fn begin(&mut self, backend: NewBackend, flags: u8, reason: Reason) {
+        self.flow = Flow {
+            client: self.source,
+            frontend: self.destination,
+            backend: backend.endpoint,
+            masquerade: Endpoint::NONE,
+            backend_index: backend.index,
+            backend_state: backend.state,
+            service: backend.service,
+            last_used: self.now,
+            forwarded_port: self.source.port,
+            protocol: self.protocol,
+            role: Role::FORWARDED,
+            seen: Seen::NOTHING,
+            flags,
+            reserved: 0,
+        };
+        self.set_reason(reason);
+    }
+
+    /// Stores the service port of a packet that goes nowhere, and the reason.
+    #[inline(always)]
+    pub(super) const fn stop(&mut self, service: u32, reason: Reason) {
+        self.flow.service = service;
+        self.set_reason(reason);
     }
 
     /// Stores the reason for which the packet is counted.

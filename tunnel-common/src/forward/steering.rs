@@ -1,10 +1,11 @@
 //! Sends forwarded connections to edge nodes' kubelets to the ingress of the tunnel, as the socket hooks do with those that
 //! begin on this node.
 
-use super::{Flows, Step, or_pass, sender};
+use super::{Flows, Step, or_pass, run::NewBackend, sender};
 use crate::{
     addr::{Address, Port, Protocol},
-    flow::{Endpoint, Flow, Role, Seen},
+    decide,
+    flow::{Endpoint, Flow},
     locality,
     lookup::Lookup,
     packet_link::PacketLink,
@@ -77,10 +78,7 @@ pub fn steer<T: Flows + ?Sized>(maps: &T) -> Step {
 /// Stores the reason why the packet goes nowhere, and returns the verdict.
 #[inline(always)]
 fn stop<T: Flows + ?Sized>(maps: &T, reason: Reason, verdict: Step) -> Step {
-    maps.with_run(|run| {
-        run.flow.service = Flow::NO_SERVICE;
-        run.set_reason(reason);
-    });
+    maps.with_run(|run| run.stop(Flow::NO_SERVICE, reason));
     verdict
 }
 
@@ -92,25 +90,14 @@ fn begin<T: Flows + ?Sized>(maps: &T, (address, port): (Address, Port)) -> Step 
     } else {
         0
     };
-    let backend_state = crate::decide::state(maps, Flow::NO_BACKEND);
+    let backend = NewBackend {
+        endpoint: Endpoint::new(address, port),
+        index: Flow::NO_BACKEND,
+        state: decide::state(maps, Flow::NO_BACKEND),
+        service: Flow::NO_SERVICE,
+    };
     or_pass(maps.with_run(|run| {
-        run.flow = Flow {
-            client: run.source,
-            frontend: run.destination,
-            backend: Endpoint::new(address, port),
-            masquerade: Endpoint::NONE,
-            backend_index: Flow::NO_BACKEND,
-            backend_state,
-            service: Flow::NO_SERVICE,
-            last_used: run.now,
-            forwarded_port: run.source.port,
-            protocol: run.protocol,
-            role: Role::FORWARDED,
-            seen: Seen::NOTHING,
-            flags,
-            reserved: 0,
-        };
-        run.set_reason(Reason::Steered);
+        run.begin(backend, flags, Reason::Steered);
         Step::Next
     }))
 }

@@ -1,6 +1,6 @@
 //! The steps of [`arrive`](super::arrive) and [`leave`](super::leave).
 
-use super::{Flows, Insertion, Run, Sender, Step, or_pass, sender};
+use super::{Flows, Insertion, Run, Sender, Step, or_pass, run::NewBackend, sender};
 use crate::{
     decide::{self, NoChoice, Traffic},
     flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen, Timeouts},
@@ -255,10 +255,7 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
     let choice = match decide::choose_backend(maps, &sender, &key, record, traffic) {
         Ok(choice) => choice,
         Err(none) => {
-            maps.with_run(|run| {
-                run.flow.service = service;
-                run.set_reason(none.reason());
-            });
+            maps.with_run(|run| run.stop(service, none.reason()));
             return verdict(none);
         }
     };
@@ -271,25 +268,14 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
     if link_flags & PacketLink::LEADS_TO_PODS != 0 {
         flags |= Flow::ON_POD_LINKS;
     }
-    let backend_state = decide::state(maps, choice.index);
+    let backend = NewBackend {
+        endpoint: Endpoint::new(choice.address, choice.port),
+        index: choice.index,
+        state: decide::state(maps, choice.index),
+        service,
+    };
     or_pass(maps.with_run(|run| {
-        run.flow = Flow {
-            client: run.source,
-            frontend: run.destination,
-            backend: Endpoint::new(choice.address, choice.port),
-            masquerade: Endpoint::NONE,
-            backend_index: choice.index,
-            backend_state,
-            service,
-            last_used: run.now,
-            forwarded_port: run.source.port,
-            protocol: run.protocol,
-            role: Role::FORWARDED,
-            seen: Seen::NOTHING,
-            flags,
-            reserved: 0,
-        };
-        run.set_reason(choice.reason);
+        run.begin(backend, flags, choice.reason);
         Step::Next
     }))
 }
@@ -320,10 +306,7 @@ pub fn without_frontend<T: Flows + ?Sized>(maps: &T) -> Step {
     if sender::flags_of_link(maps) & PacketLink::KNOWN_FLOWS_ONLY != 0 {
         return Step::Pass;
     }
-    maps.with_run(|run| {
-        run.flow.service = Flow::NO_SERVICE;
-        run.set_reason(reason);
-    });
+    maps.with_run(|run| run.stop(Flow::NO_SERVICE, reason));
     step
 }
 

@@ -135,7 +135,13 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     out.gauge("culvert_node_missing", help, is_missing)?;
     let durations = *views.start_times.borrow();
     encode_start(out, durations)?;
-    encode_reasons(out, views, &stats, &source, tunnel.counts)?;
+    let kernel_counts = (views.kernel_counters)();
+    encode_reasons(
+        out,
+        views,
+        (&stats, &source),
+        (kernel_counts.clone(), tunnel.counts),
+    )?;
     encode_maps(out, views, &stats)?;
     encode_programs(out, views, &stats)?;
     encode_flows(out, views)?;
@@ -169,7 +175,7 @@ fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {
     }
     let responses = views.health_responses.borrow().clone();
     kube_proxy::encode(out, &stats, &responses)?;
-    kube_proxy::encode_reconciler(out, &(views.kernel_counters)())
+    kube_proxy::encode_reconciler(out, &kernel_counts)
 }
 
 fn encode_start(out: &mut MetricsEncoder<'_>, durations: StartTimes) -> fmt::Result {
@@ -191,11 +197,9 @@ fn encode_start(out: &mut MetricsEncoder<'_>, durations: StartTimes) -> fmt::Res
 fn encode_reasons(
     out: &mut MetricsEncoder<'_>,
     views: &NodeViews,
-    stats: &ReconcileStats,
-    source: &SourceReport,
-    mut daemon_counts: BTreeMap<Reason, u64>,
+    (stats, source): (&ReconcileStats, &SourceReport),
+    (mut counts, mut daemon_counts): (Vec<(Reason, u64)>, BTreeMap<Reason, u64>),
 ) -> fmt::Result {
-    let mut counts = (views.kernel_counters)();
     let terminated = views.sockets.borrow().terminated;
     let restored = views.attachment.borrow().restored_total;
     let ports_in_use = views.health_checks.borrow().ports_in_use_total;

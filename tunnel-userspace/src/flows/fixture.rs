@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Mutex};
 use tunnel_common::{
     addr::{Address, Port, Protocol},
     flow::{Endpoint, Flow, FlowKey, Role, Seen},
+    packet::TcpFlags,
     service::BackendState,
 };
 
@@ -24,6 +25,16 @@ impl Default for MemoryFlows {
     fn default() -> Self {
         Self::with_capacity(97)
     }
+}
+
+/// Returns what a packet of the backend shows that acknowledges or answers.
+pub(super) fn answered() -> Seen {
+    Seen::from_backend(TcpFlags::from_byte(0x10))
+}
+
+/// Returns what an acknowledgement of the client shows.
+pub(super) fn acknowledged() -> Seen {
+    Seen::from_client(TcpFlags::from_byte(0x10))
 }
 
 pub(super) fn endpoint(text: &str) -> Endpoint {

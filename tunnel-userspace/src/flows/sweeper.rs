@@ -185,19 +185,19 @@ fn sweep_and_make_room<M: FlowMap>(
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use tunnel_common::{addr::Protocol, flow::Seen, packet::TcpFlags};
+    use tunnel_common::{addr::Protocol, flow::Seen};
 
     use super::*;
-    use crate::flows::fixture::{MemoryFlows, dialled};
+    use crate::flows::fixture::{MemoryFlows, answered, dialled};
 
     #[test]
     fn a_sweep_leaves_room_for_new_flows() {
         let map = MemoryFlows::with_capacity(300);
-        let (now, answered) = (1_000_000, Seen::from_backend(TcpFlags::from_byte(0x10)));
+        let now = 1_000_000;
         for port in 1..=100 {
             let client = format!("203.0.113.9:{port}");
             let flow = dialled(&client, Protocol::UDP, now - port, Seen::NOTHING);
-            map.insert_all(flow, now - port, answered);
+            map.insert_all(flow, now - port, answered());
         }
 
         let counts = sweep_and_make_room(&map, &Timeouts::DEFAULT, now).expect("swept");

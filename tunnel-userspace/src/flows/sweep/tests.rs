@@ -1,17 +1,9 @@
 use tunnel_common::{addr::Protocol, flow::Seen, packet::TcpFlags};
 
 use super::*;
-use crate::flows::fixture::{MemoryFlows, dialled};
+use crate::flows::fixture::{MemoryFlows, acknowledged, answered, dialled};
 
 const NOW: u32 = 1_000_000;
-
-fn answered() -> Seen {
-    Seen::from_backend(TcpFlags::from_byte(0x10))
-}
-
-fn acknowledged() -> Seen {
-    Seen::from_client(TcpFlags::from_byte(0x10))
-}
 
 fn closed_by_backend() -> Seen {
     Seen::from_backend(TcpFlags::from_byte(0x11))

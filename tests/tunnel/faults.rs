@@ -137,12 +137,8 @@ fn a_frozen_agent_delays_no_other_agent_and_its_clients_get_a_reset() -> Result<
         Server::start(Behaviour::Echo)?,
     );
     let nodes = vec![("a", vec![server.at()]), ("b", vec![other.at()])];
-    let mut settings = TunnelSettings::nodes(nodes);
-    // This timeout leaves enough time to finish the echoes through the other agent, even on a busy machine.
-    for limits in [&mut settings.gateway_limits, &mut settings.agent_limits] {
-        limits.ping_timeout = Duration::from_secs(5);
-    }
-    let mut tunnel = settings.start()?;
+    // The timeout for pings leaves enough time to finish the echoes through the other agent, even on a busy machine.
+    let mut tunnel = TunnelSettings::nodes(nodes).start()?;
     let mut old = tunnel.connect(server.at())?;
     echo(&mut old, b"hello")?;
     // There are two connections, so that each of the other agent's sessions has one stream.

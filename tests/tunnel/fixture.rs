@@ -94,7 +94,8 @@ impl TunnelSettings {
     pub(crate) fn nodes(nodes: Vec<(&'static str, Vec<SocketAddr>)>) -> Self {
         let limits = SessionLimits {
             ping_interval: Duration::from_secs(1),
-            ping_timeout: Duration::from_secs(2),
+            // A busy machine may leave a process without CPU time for seconds.
+            ping_timeout: Duration::from_secs(5),
             drain_timeout: Duration::from_secs(1),
             ..SessionLimits::default()
         };

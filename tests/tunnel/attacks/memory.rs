@@ -117,10 +117,11 @@ fn stalled_readers_take_little_memory_lose_no_bytes_and_leave_none_in_use() -> R
 
     // Readers that resume get more bytes than all buffers together can have held.
     let mut rest = vec![0; 2 << 20];
-    for mut reader in readers {
-        reader
-            .read_exact(&mut rest)
-            .context("a reader that resumes")?;
+    for (index, mut reader) in readers.into_iter().enumerate() {
+        reader.read_exact(&mut rest).with_context(|| {
+            let counts = tunnel.record().map(|record| record.counts);
+            format!("reader {index} that resumes: {counts:?}\n{}", tunnel.logs())
+        })?;
     }
     ensure!(tunnel.count("memory_limit")? == 0, "streams were reset");
     expect_limited(&mut tunnel)?;

@@ -8,7 +8,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{SessionLimits, socket::Meter, traffic::Traffic};
 
-/// The number of checks for received bytes within a ping's time limit.
+/// The number of checks within a ping's time limit. All of them must find the connection silent, so that a machine
+/// that was suspended, or had no CPU time, keeps its sessions: it then finds the limit exceeded before it has read
+/// what the peer has sent.
 const CHECKS_PER_TIMEOUT: u32 = 8;
 
 /// Sends pings, and returns once the peer stops answering. Any received byte counts as an answer, since a
@@ -43,18 +45,65 @@ async fn is_answered(
     traffic: &Traffic,
     limit: Duration,
 ) -> bool {
-    let (mut received, mut at) = (meter.received(), Instant::now());
-    loop {
+    let mut received = meter.received();
+    let mut silent_checks = 0;
+    while silent_checks < CHECKS_PER_TIMEOUT {
         let pong = poll_fn(|cx| ping.poll_pong(cx));
         if let Ok(pong) = timeout(limit / CHECKS_PER_TIMEOUT, pong).await {
             return pong.is_ok();
         }
         let now = meter.received();
-        traffic.set_suspect(now == received);
-        if now != received {
-            (received, at) = (now, Instant::now());
-        } else if at.elapsed() >= limit {
-            return false;
+        silent_checks = if now == received {
+            silent_checks + 1
+        } else {
+            0
+        };
+        traffic.set_suspect(silent_checks > 0);
+        received = now;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::Future as _,
+        pin::pin,
+        sync::Arc,
+        task::{Context, Waker},
+    };
+
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::tunnel::memory_budget::MemoryBudget;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_survives_a_pause_of_its_machine_but_not_a_peer_that_is_silent() {
+        let (here, _peer) = tokio::io::duplex(1 << 20);
+        let (_requests, mut connection) = h2::client::handshake(here)
+            .await
+            .expect("nothing is awaited from the peer");
+        let (meter, traffic) = (
+            Meter::default(),
+            Traffic::new(&Arc::new(MemoryBudget::default())),
+        );
+        let limits = SessionLimits::default();
+        let ping = connection.ping_pong();
+        let mut silence = pin!(wait_for_silence(ping, &meter, &traffic, &limits));
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut is_silent = || silence.as_mut().poll(&mut cx).is_ready();
+        assert!(!is_silent());
+        advance(limits.ping_interval).await;
+        assert!(!is_silent(), "the ping was sent just now");
+
+        advance(10 * limits.ping_timeout).await;
+        assert!(!is_silent(), "the machine was suspended");
+        for _ in 2..CHECKS_PER_TIMEOUT {
+            advance(limits.ping_timeout / CHECKS_PER_TIMEOUT).await;
+            assert!(!is_silent());
         }
+        advance(limits.ping_timeout / CHECKS_PER_TIMEOUT).await;
+        assert!(is_silent(), "nothing has arrived for the whole time");
     }
 }

@@ -70,7 +70,7 @@ pub use self::{
     attach::{AttachError, Attached},
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
-    data_path::{DataPath, LoadError, OBJECT, release_object},
+    data_path::{DataPath, LoadError, OBJECT, release_start},
     flow_map::KernelFlows,
     globals::{Globals, PacketSettings, ProgramSettings},
     guard::Guard,

@@ -13,7 +13,7 @@ use super::{
 use crate::flow::{Endpoint, Flow, FlowKey, Phase, Timeouts};
 
 /// The number of recent flows whose keys are kept for each CPU.
-pub const RECENT_FLOWS_OF_CPU: u32 = 2048;
+pub const RECENT_FLOWS_OF_CPU: u32 = 1024;
 
 /// The number of flows that are compared to find one that gives way. Half of them are the most recent ones, and half of them
 /// are chosen at random; of both, half are of this CPU, and half of any CPU.

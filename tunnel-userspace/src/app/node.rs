@@ -368,7 +368,7 @@ fn start_translation(
             return;
         }
     };
-    bpf::release_object();
+    bpf::release_start();
     let mut translation = translation.with_attachment(attachment.clone());
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);

@@ -37,9 +37,16 @@ use crate::reconcile::{
 /// The object that contains the kernel programs, compiled by the build script.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/culvert.bpf.o"));
 
-/// Releases the memory of [`OBJECT`] after all programs have been loaded. It is read again if it is needed.
-pub fn release_object() {
+/// Releases the memory of [`OBJECT`] after programs have been loaded. It is read again if it is needed.
+pub(super) fn release_object() {
     sys::release_pages(OBJECT);
+}
+
+/// Releases the memory of what only the start needs: [`OBJECT`], and most of the daemon's code. It is read again if it is
+/// needed.
+pub fn release_start() {
+    release_object();
+    sys::release_code();
 }
 
 /// An error that can occur when loading the data path.

@@ -31,7 +31,7 @@ pub(super) use self::{
     },
     map_handle::{MapHandle, Plain},
     mapped_counters::MappedCounters,
-    unused_pages::release as release_pages,
+    unused_pages::{release as release_pages, release_code},
 };
 use super::map_spec::MapSpec;
 use crate::reconcile::ReadError;

@@ -31,8 +31,8 @@ use crate::{
 
 /// The index in the array `packet_state` of the answers to refused packets ([`crate::refusal::Refusals`]).
 pub const REFUSALS: u32 = 0;
-/// The index in the array `packet_state` of the time, in seconds since boot, until which no flow begins, while flows are moved
-/// to another map. Packets that begin flows arrive again and again until then.
+/// The index in the array `packet_state` of the time, in seconds of the monotonic clock, until which no flow begins, while
+/// flows are moved to another map. Packets that begin flows arrive again and again until then.
 pub const FROZEN_UNTIL: u32 = 1;
 
 /// An address and a port.
@@ -217,7 +217,7 @@ pub struct Flow {
     pub backend_state: BackendState,
     /// The service port.
     pub service: u32,
-    /// The time at which a packet last used this entry, in seconds since boot.
+    /// The time at which a packet last used this entry, in seconds of the monotonic clock.
     pub last_used: u32,
     /// The port of the client between the two programs. It differs from the client's own port if another flow has the
     /// same client and the same backend, over another frontend.

@@ -84,7 +84,7 @@ pub trait Flows: decide::Maps + Steering {
     /// Counts a reason other than the one in the run.
     fn count(&self, reason: Reason);
 
-    /// Returns the time in seconds since boot.
+    /// Returns the time in seconds of the monotonic clock.
     fn seconds(&self) -> u32;
 
     /// Returns true if no flow may begin, because the flows are being moved to another map.

@@ -75,7 +75,7 @@ pub struct FragmentRecord {
     pub key: FragmentKey,
     /// The address that the fragments get at the end that the program replaces.
     pub address: Address,
-    /// The time at which the first fragment passed, in seconds since boot.
+    /// The time at which the first fragment passed, in seconds of the monotonic clock.
     pub time: u32,
     /// Zero.
     pub reserved: u32,

@@ -12,7 +12,7 @@ pub fn since_boot() -> Duration {
         .unwrap_or_default()
 }
 
-/// Returns the monotonic clock's current time.
+/// Returns the monotonic clock's current time, which excludes time spent suspended. The kernel programs use this clock.
 #[must_use]
 pub fn monotonic() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC)

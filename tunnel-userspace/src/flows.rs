@@ -27,7 +27,7 @@ pub use self::{
     sweeper::{FlowSenders, FlowSweeper, FlowsView, SweeperSettings},
 };
 use crate::{
-    clock::since_boot,
+    clock::monotonic,
     reconcile::{ReadError, WriteError},
 };
 
@@ -106,10 +106,10 @@ where
     })
 }
 
-/// Returns the time since boot in seconds, as the programs store it in flows.
+/// Returns the time of the monotonic clock in seconds, as the programs store it in flows.
 #[must_use]
 pub fn now() -> u32 {
-    u32::try_from(since_boot().as_secs()).unwrap_or(u32::MAX)
+    u32::try_from(monotonic().as_secs()).unwrap_or(u32::MAX)
 }
 
 /// Returns the entry with a role of the flow that an entry belongs to, if it belongs to the same flow.

@@ -37,7 +37,7 @@ pub struct Run {
     pub flags: TcpFlags,
     /// The port that the packet gets at its other end.
     pub other_port: Port,
-    /// The time in seconds since boot.
+    /// The time in seconds of the monotonic clock.
     pub now: u32,
     /// The offset of the transport header from the network header.
     pub transport_offset: u32,

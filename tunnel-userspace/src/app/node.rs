@@ -26,7 +26,7 @@ use super::{
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
     bpf::{self, Attachment, DataPath, Guard, RcuGrace},
-    clock::since_boot,
+    clock::monotonic,
     config::{Config, DetectLocal, LinkSelection, MasqueradeAddress, SteeringConfig},
     error_chain::chain,
     events,
@@ -303,7 +303,7 @@ fn move_flows(data_path: &DataPath, attach: impl FnOnce()) {
         return;
     };
     match RcuGrace::new() {
-        Ok(grace) => flows.finish(&grace, since_boot, attach),
+        Ok(grace) => flows.finish(&grace, monotonic, attach),
         Err(error) => {
             let error = &error as &dyn std::error::Error;
             warn!(

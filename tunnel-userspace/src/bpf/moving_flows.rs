@@ -1,6 +1,12 @@
 //! Moves the flows of packets to a map of another size, while the programs that use it are replaced.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
 use tunnel_common::{
     flow::{FROZEN_UNTIL, FlowKey},
@@ -19,7 +25,12 @@ const ON_THEIR_WAY: u32 = 64;
 
 /// The maximum time for which no flow begins, if the daemon is killed meanwhile. The programs compare whole seconds. Packets
 /// that arrive again and again keep a CPU busy.
-const MAX_FREEZE: Duration = Duration::from_secs(2);
+const FREEZE: Duration = Duration::from_secs(2);
+
+/// The interval at which the time is extended while the flows are moved, and the number of times, which limits the time for
+/// which a call to the kernel that hangs keeps flows from beginning.
+const EXTENSION_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_EXTENSIONS: u32 = 20;
 
 /// Flows that move from a map to another one, of another size, while the programs that use it are replaced.
 #[derive(Debug)]
@@ -54,38 +65,62 @@ impl MovingFlows {
         Ok(moving)
     }
 
-    /// Moves the flows as they are now, and calls `replace` to replace the programs. `now` returns the time since boot.
+    /// Moves the flows as they are now, and calls `replace` to replace the programs. `now` returns the time of the monotonic
+    /// clock.
     ///
     /// No flow begins from the last copy to the replacement, because a packet of one that the new programs don't know would
     /// reset it.
     pub fn finish(
         &self,
         grace: &impl GracePeriod,
-        now: impl Fn() -> Duration,
+        now: impl Fn() -> Duration + Sync,
         replace: impl FnOnce(),
     ) {
         let progress = self.copy_again();
-        let until = now().saturating_add(MAX_FREEZE).as_secs();
-        let frozen = self.freeze(until);
-        // A program may be about to begin a flow.
-        if let Err(error) = grace.wait() {
-            tracing::warn!(%error, "cannot wait for the programs; flows may be lost");
-        }
-        let copied = progress.and_then(|mut progress| {
-            self.catch_up(&mut progress)?;
-            self.replace_recent(&progress.copied)
+        let began = now();
+        let frozen = self.while_frozen(&now, || {
+            // A program may be about to begin a flow.
+            if let Err(error) = grace.wait() {
+                tracing::warn!(%error, "cannot wait for the programs; flows may be lost");
+            }
+            let copied = progress.and_then(|mut progress| {
+                self.catch_up(&mut progress)?;
+                self.replace_recent(&progress.copied)
+            });
+            replace();
+            copied
         });
-        replace();
-        let thawed = self.freeze(0);
-        for result in [frozen, copied, thawed] {
-            if let Err(error) = result {
+        let milliseconds = now().saturating_sub(began).as_millis();
+        match frozen {
+            Ok(()) => tracing::info!(milliseconds, "moved the flows of packets"),
+            Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(
                     error,
+                    milliseconds,
                     "cannot move all flows of packets; connections may break"
                 );
             }
         }
+    }
+
+    /// Calls a function while no flow begins.
+    fn while_frozen(
+        &self,
+        now: &(impl Fn() -> Duration + Sync),
+        work: impl FnOnce() -> Result<(), SweepError>,
+    ) -> Result<(), SweepError> {
+        let freeze = || self.freeze(now().saturating_add(FREEZE).as_secs());
+        let frozen = freeze();
+        let worked = thread::scope(|scope| {
+            let (is_working, working) = mpsc::channel::<()>();
+            scope.spawn(move || extend(&freeze, &working));
+            let worked = work();
+            drop(is_working);
+            worked
+        });
+        let thawed = self.freeze(0);
+        frozen.and(worked).and(thawed)
     }
 
     /// Copies all flows once more, since they have changed and others have begun, and then those that have begun meanwhile: the
@@ -148,5 +183,17 @@ impl MovingFlows {
 
     fn freeze(&self, until: u64) -> Result<(), SweepError> {
         Ok(self.state.write(&FROZEN_UNTIL, &until)?)
+    }
+}
+
+/// Calls `freeze` again and again until the sender of `working` is dropped, or has not been for too long.
+fn extend(freeze: &impl Fn() -> Result<(), SweepError>, working: &mpsc::Receiver<()>) {
+    for _ in 0..MAX_EXTENSIONS {
+        if working.recv_timeout(EXTENSION_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        if let Err(error) = freeze() {
+            tracing::warn!(%error, "flows may begin while they are moved");
+        }
     }
 }

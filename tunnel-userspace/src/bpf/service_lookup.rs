@@ -11,7 +11,7 @@ use tunnel_common::{
 };
 
 use super::{pin_directory::PinDirectory, sys::MapHandle};
-use crate::{clock::since_boot, reconcile::ReadError};
+use crate::{clock::monotonic, reconcile::ReadError};
 
 /// Looks up frontends in the kernel's service maps.
 #[derive(Debug)]
@@ -184,6 +184,6 @@ impl Maps for FrontendLookup {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX)
     }
 }

@@ -43,7 +43,8 @@ pub struct FlowFilter {
     pub service: Option<String>,
 }
 
-/// Returns the flows that match a filter, which are read while the list is read. `now` is the time since boot in seconds.
+/// Returns the flows that match a filter, which are read while the list is read. `now` is the time of the monotonic clock in
+/// seconds.
 pub fn list<M: FlowMap>(
     map: Arc<M>,
     filter: FlowFilter,

@@ -19,7 +19,7 @@ pub enum SweepError {
     Write(#[from] WriteError),
 }
 
-/// The timeouts, and the time since boot in seconds.
+/// The timeouts, and the time of the monotonic clock in seconds.
 pub(super) type Clock<'a> = (&'a Timeouts, u32);
 
 /// The numbers of flows and of their entries.
@@ -35,8 +35,8 @@ pub struct FlowCounts {
     pub removed: u64,
 }
 
-/// Counts the flows, and removes those that have been idle for longer than their phase allows. `now` is the time since boot
-/// in seconds.
+/// Counts the flows, and removes those that have been idle for longer than their phase allows. `now` is the time of the
+/// monotonic clock in seconds.
 ///
 /// # Errors
 ///

@@ -7,6 +7,7 @@ mod explain;
 mod flood;
 mod flows;
 mod fragments;
+mod host;
 mod link_kinds;
 mod links;
 mod neighbours;

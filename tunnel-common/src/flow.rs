@@ -228,7 +228,7 @@ pub struct Flow {
     pub role: Role,
     /// The events that the packets of this entry have shown.
     pub seen: Seen,
-    /// A combination of [`Flow::MUST_MASQUERADE`], [`Flow::ENDED`] and [`Flow::ON_POD_LINKS`].
+    /// A combination of [`Flow::MUST_MASQUERADE`], [`Flow::ENDED`], [`Flow::ON_POD_LINKS`] and [`Flow::OF_HOST`].
     pub flags: u8,
     /// Zero.
     pub reserved: u16,
@@ -242,6 +242,8 @@ impl Flow {
     /// Flag: packets of the flow are translated on links that lead to pods. An entry lacks the flag if it was inserted before
     /// this was known.
     pub const ON_POD_LINKS: u8 = 1 << 2;
+    /// Flag: the client is a socket of this host whose destination no socket program has replaced.
+    pub const OF_HOST: u8 = 1 << 3;
     /// Stands for the index of the backend if it is the ingress of the tunnel.
     pub const NO_BACKEND: u32 = u32::MAX;
     /// Stands for the service id if a packet is for no Service.

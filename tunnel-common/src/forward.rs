@@ -9,6 +9,8 @@
 //! uses one port for two frontends with the same backend, both flows would be the same in between. [`arrive`] then
 //! replaces the client's port, but not its address, and [`leave`] puts the port back into the replies.
 //!
+//! Packets of this host arrive on no link, and replies to it leave by none, so [`host`] does both at the link that there is.
+//!
 //! A flow gets all of its entries or none. An entry that expires, or whose flow is replaced, is marked as ended, and
 //! removed by the daemon or when its key is needed again.
 //!
@@ -17,6 +19,7 @@
 
 pub mod errors;
 pub mod fragments;
+pub mod host;
 pub mod reclaim;
 mod run;
 pub mod sender;
@@ -364,45 +367,43 @@ fn can_try_again<T: Flows>(maps: &T, insertion: Insertion) -> bool {
     }
 }
 
-/// Decides about a packet that leaves by a link, at tc egress. The result is never [`Step::Next`]. `returns` is true if the
-/// packet has arrived on the same link. `is_free` returns true if no socket of this node
-/// would receive packets from the run's backend to its masquerade address.
+/// Decides about a packet that leaves by a link, at tc egress. The result is never [`Step::Next`], and `None` if the packet
+/// belongs to no flow. `returns` is true if the packet has arrived on the same link. `is_free` returns true if no socket of
+/// this node would receive packets from the run's backend to its masquerade address.
 #[inline(always)]
 pub fn leave<T: Flows>(
     maps: &T,
     packet: &Packet,
     (link, returns): (u32, bool),
     is_free: impl Fn(&Run) -> bool,
-) -> Step {
-    let Some(entry) = find(maps, packet, FlowKey::set_forwarded) else {
-        return Step::Pass;
-    };
+) -> Option<Step> {
+    let entry = find(maps, packet, FlowKey::set_forwarded)?;
     start(maps, packet, (link, returns));
     let step = match steps::continue_leaving(maps, entry) {
         Some(step) => step,
         None => maps.find_leaving(),
     };
     if step != Step::Next {
-        return step;
+        return Some(step);
     }
     let link = maps.packet_link(link);
     let unknown = PacketLink::LEADS_TO_PODS | PacketLink::KNOWN_FLOWS_ONLY;
     let flags = link.map_or(unknown, |link| link.flags);
     if maps.with_run(|run| begins_masquerade(run, flags)) != Some(true) {
-        return Step::Pass;
+        return Some(Step::Pass);
     }
     let step = match link.and_then(|link| link.address(packet.source.is_v4())) {
         Some(own) => masquerade(maps, own, is_free),
         None => refuse(maps, Reason::PortsFull),
     };
     if step == Step::Translate {
-        return Step::Translate;
+        return Some(step);
     }
     // The client's next packet begins another flow. This one has a port already if its forwarded entry could not be replaced.
     for role in [Role::DIALLED, Role::FORWARDED, Role::MASQUERADED] {
         maps.end_entry(role);
     }
-    Step::Drop
+    Some(Step::Drop)
 }
 
 /// Returns true if the client of the run's flow, which no address of the node stands for yet, is masqueraded on a link with

@@ -18,6 +18,8 @@ pub struct PacketLink {
 }
 
 impl PacketLink {
+    /// The index that stands for this host itself, whose own packets arrive on no link.
+    pub const HOST: u32 = 0;
     /// Flag: the link leads to pods. Without the flag, it leads outside.
     pub const LEADS_TO_PODS: u32 = 1;
     /// Flag: the link leads to pods of this node, and all of them are local senders, whatever their addresses are.

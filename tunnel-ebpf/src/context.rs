@@ -5,7 +5,6 @@
 #![expect(unsafe_code, reason = "the context is a raw pointer from the kernel")]
 
 use core::{
-    arch::asm,
     ffi::c_void,
     mem::{MaybeUninit, offset_of},
     ptr,
@@ -295,8 +294,7 @@ pub(crate) trait Sock {
     /// Returns true if the socket has the mark of the daemon's sockets.
     #[inline(always)]
     fn has_daemon_mark(&self) -> bool {
-        let mark = OWN_MARK.load();
-        mark != 0 && read_sock(self.context(), offset_of!(bpf_sock, mark)) == mark
+        is_own_mark(read_sock(self.context(), offset_of!(bpf_sock, mark)))
     }
 
     /// Returns true if this is a kernel socket, such as an NFS socket or the socket of an MPTCP subflow. No
@@ -325,6 +323,13 @@ pub(crate) trait Sock {
         // SAFETY: the helper takes a context of this program type.
         unsafe { bpf_get_socket_cookie(self.context().as_ptr()) }
     }
+}
+
+/// Returns true if a mark is that of the daemon's sockets.
+#[inline(always)]
+pub(crate) fn is_own_mark(mark: u32) -> bool {
+    let own = OWN_MARK.load();
+    own != 0 && mark == own
 }
 
 /// Returns the socket that a hook runs for.
@@ -482,17 +487,4 @@ pub(crate) fn now() -> u64 {
 pub(crate) fn random() -> u32 {
     // SAFETY: the helper has no preconditions.
     unsafe { bpf_get_prandom_u32() }
-}
-
-/// Returns the number unchanged, and forces the compiler to keep it in a register. If the compiler loaded the
-/// number from the stack twice, once to compare it and once to use it, the verifiers in Linux 5.10 and 6.1
-/// would lose track of its bounds.
-#[inline(always)]
-pub(crate) fn in_register(number: u32) -> usize {
-    let mut number = number as usize;
-    // This is an instruction, because the line of an empty assembly block would have the same offset as the
-    // next one, and the kernel rejects such debug information.
-    // SAFETY: the instruction changes nothing.
-    unsafe { asm!("{0} = {0}", inout(reg) number, options(nomem, nostack, preserves_flags)) };
-    number
 }

@@ -1,9 +1,11 @@
 //! Translates packets that arrive on links, and those that leave by them.
+#![expect(unsafe_code, reason = "global functions need `no_mangle`")]
 
 mod fragments;
+mod host;
 mod icmp;
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use tunnel_common::{
     forward::{self, End, Flows as _, Run, Step},
     packet::{self as header, Packet, Unread},
@@ -14,7 +16,7 @@ use tunnel_common::{
 use crate::{
     event_log,
     maps::{self, KernelMaps},
-    packet::{self, DROP, NEXT},
+    packet::{self, DROP, NEXT, answer::To},
 };
 
 /// Changes the destination of a packet that arrives on a link.
@@ -39,6 +41,25 @@ pub(crate) fn arrive(ctx: &TcContext) -> i32 {
 /// Changes the source of a packet that leaves by a link.
 #[inline(always)]
 pub(crate) fn leave(ctx: &TcContext) -> i32 {
+    match packet_leaves(ctx.skb.skb).cast_signed() {
+        OF_HOST => host::leave(ctx),
+        verdict => verdict,
+    }
+}
+
+/// The result for a packet of this host that belongs to no flow by its ends, which is no verdict.
+const OF_HOST: i32 = 257;
+
+/// Returns the verdict on a packet that leaves by a link, or [`OF_HOST`]. A separate function, because its stack frame and that
+/// of the other one would be too large together.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn packet_leaves(ctx: *mut __sk_buff) -> u32 {
+    translate_source(&TcContext::new(ctx)).cast_unsigned()
+}
+
+#[inline(always)]
+fn translate_source(ctx: &TcContext) -> i32 {
     if packet::has_tag(ctx) {
         return NEXT;
     }
@@ -56,8 +77,14 @@ pub(crate) fn leave(ctx: &TcContext) -> i32 {
         !packet::has_socket(ctx, run.protocol, own, backend)
     };
     let links = (packet::link(ctx), packet::returns(ctx));
-    let step = forward::leave(&KernelMaps, &packet, links, is_free);
-    act(ctx, step, End::Source)
+    match forward::leave(&KernelMaps, &packet, links, is_free) {
+        Some(step) => act(ctx, step, End::Source),
+        None if packet::is_of_host(ctx) => {
+            forward::host::start(&KernelMaps, &packet);
+            OF_HOST
+        }
+        None => NEXT,
+    }
 }
 
 /// Reads a packet's headers.
@@ -86,7 +113,7 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
         Step::Begin => count(maps::count_sent),
         Step::Refuse => {
             count(maps::count_refused);
-            return packet::answer::refuse(ctx);
+            return packet::answer::refuse(ctx, To::Link);
         }
         Step::Defer => return packet::arrive_again(ctx),
         Step::Drop => {
@@ -94,20 +121,44 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
             return DROP;
         }
     }
-    let ends = KernelMaps.with_run(|run| (run.packet(), run.translated(end)));
-    let Some((packet, translated)) = ends else {
-        return NEXT;
-    };
-    if let Err(packet::NotWritable) =
-        rewrite::replace(&mut packet::Edits(ctx), &packet, &translated)
-    {
+    if replace(ctx, end) == DROP {
         return DROP;
     }
     // Read again, because another value would not fit into the stack frame.
     if KernelMaps.with_run(|run| run.is_fragment != 0) == Some(true) {
         fragments::follow();
     }
+    if end == End::Destination && forward::host::is_reply(&KernelMaps) {
+        return host::receive(ctx);
+    }
     NEXT
+}
+
+/// Replaces one end of a packet, and the port of the other end, as the run says.
+#[inline(always)]
+fn replace(ctx: &TcContext, end: End) -> i32 {
+    replace_end_of_packet(ctx.skb.skb, u32::from(end == End::Destination)).cast_signed()
+}
+
+/// Does what [`replace`] does. A separate function, because the verifier checks it once.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn replace_end_of_packet(ctx: *mut __sk_buff, is_destination: u32) -> u32 {
+    let end = if is_destination == 0 {
+        End::Source
+    } else {
+        End::Destination
+    };
+    let ends = KernelMaps.with_run(|run| (run.packet(), run.translated(end)));
+    let Some((packet, translated)) = ends else {
+        return DROP.cast_unsigned();
+    };
+    let ctx = &TcContext::new(ctx);
+    let verdict = match rewrite::replace(&mut packet::Edits(ctx), &packet, &translated) {
+        Ok(()) => NEXT,
+        Err(packet::NotWritable) => DROP,
+    };
+    verdict.cast_unsigned()
 }
 
 /// Counts the packet under the reason in the run, and for its service port.

@@ -174,7 +174,7 @@ impl decide::Maps for KernelMaps {
 
     #[inline(always)]
     fn inline_backend<'a>(&self, frontend: &'a Frontend, offset: u32) -> Option<&'a InlineBackend> {
-        frontend.inline_backends.get(context::in_register(offset))
+        frontend.inline_backends.get(in_register(offset))
     }
 
     #[inline(always)]
@@ -430,4 +430,17 @@ fn add(counter: Option<*mut u64>, number: u64) {
             asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) number, options(nostack));
         }
     }
+}
+
+/// Returns the number unchanged, and forces the compiler to keep it in a register. If the compiler loaded the
+/// number from the stack twice, once to compare it and once to use it, the verifiers in Linux 5.10 and 6.1
+/// would lose track of its bounds.
+#[inline(always)]
+pub(crate) fn in_register(number: u32) -> usize {
+    let mut number = number as usize;
+    // This is an instruction, because the line of an empty assembly block would have the same offset as the
+    // next one, and the kernel rejects such debug information.
+    // SAFETY: the instruction changes nothing.
+    unsafe { asm!("{0} = {0}", inout(reg) number, options(nomem, nostack, preserves_flags)) };
+    number
 }

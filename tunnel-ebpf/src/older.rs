@@ -16,8 +16,8 @@ use tunnel_common::{
 
 pub(crate) use self::shared::release;
 use crate::{
-    context::{Sock, Sock4, in_register},
-    maps,
+    context::{Sock, Sock4},
+    maps::{self, in_register},
 };
 
 /// No entry.

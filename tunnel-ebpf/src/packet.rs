@@ -34,6 +34,8 @@ use tunnel_common::{
     rewrite::{Difference, PacketEdits, TransportChecksum},
 };
 
+use crate::context;
+
 /// The return value that passes the packet on to the next program (`TC_ACT_UNSPEC`, the same as `TCX_NEXT`).
 pub(crate) const NEXT: i32 = -1;
 /// The return value that drops the packet (`TC_ACT_SHOT`, the same as `TCX_DROP`).
@@ -105,6 +107,14 @@ pub(crate) fn link(ctx: &TcContext) -> u32 {
 #[inline(always)]
 pub(crate) fn returns(ctx: &TcContext) -> bool {
     read_context(ctx, offset_of!(__sk_buff, ingress_ifindex)) == link(ctx)
+}
+
+/// Returns true if a packet that leaves was sent by this host, but not by the daemon itself, whose probes show that the socket
+/// programs work.
+#[inline(always)]
+pub(crate) fn is_of_host(ctx: &TcContext) -> bool {
+    let mark = read_context(ctx, offset_of!(__sk_buff, mark));
+    read_context(ctx, offset_of!(__sk_buff, ingress_ifindex)) == 0 && !context::is_own_mark(mark)
 }
 
 /// Returns true if a socket of this node would receive packets from `from` to `to`: a connected socket, a listener, or a

@@ -7,6 +7,7 @@
 //! - `steering_route`: a route that makes a steering prefix local
 //! - `packets`: keeps the programs that translate packets attached to the uplinks
 //! - `filters`: lists the filters of others on uplinks
+//! - `kernel_settings`: settings of the kernel that keep packets from their receivers
 //! - `link_header`: the link-layer headers of packets
 //! - `snapshot`: the links, addresses and routes at one point in time (pure)
 //! - `netlink`: queries rtnetlink, and changes routes
@@ -15,6 +16,7 @@
 
 mod filters;
 mod follower;
+mod kernel_settings;
 mod link_header;
 mod local_listeners;
 mod netlink;

@@ -147,6 +147,19 @@ impl Run {
             .set_forwarded(&self.source, &self.destination, self.protocol);
     }
 
+    /// Makes the packet with its new ends the one that is handled.
+    #[inline(always)]
+    pub(super) const fn advance(&mut self, end: End) {
+        match end {
+            End::Source => {
+                (self.source, self.destination.port) = (self.replacement, self.other_port);
+            }
+            End::Destination => {
+                (self.destination, self.source.port) = (self.replacement, self.other_port);
+            }
+        }
+    }
+
     /// Returns true if the packet opens a connection (TCP or SCTP).
     #[inline(always)]
     #[must_use]

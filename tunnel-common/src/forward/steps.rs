@@ -268,6 +268,10 @@ pub fn choose<T: Flows + ?Sized>(maps: &T) -> Step {
     if link_flags & PacketLink::LEADS_TO_PODS != 0 {
         flags |= Flow::ON_POD_LINKS;
     }
+    if maps.with_run(|run| run.link) == Some(PacketLink::HOST) {
+        // The replies are found by the address that stands for the client.
+        flags |= Flow::OF_HOST | Flow::MUST_MASQUERADE;
+    }
     let backend = NewBackend {
         endpoint: Endpoint::new(choice.address, choice.port),
         index: choice.index,

@@ -1,6 +1,7 @@
 mod errors;
 mod fixture;
 mod fragments;
+mod host;
 mod pod_links;
 mod ports;
 mod reclaim;

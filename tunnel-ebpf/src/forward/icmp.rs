@@ -4,7 +4,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use tunnel_common::{
-    forward::{End, Flows as _, Step, errors},
+    forward::{End, Flows as _, Step, errors, host},
     packet::{Unread, extensions::MAX_OFFSET, icmp},
     reason::Reason,
     rewrite,
@@ -101,6 +101,13 @@ extern "C" fn icmp_error_leaves() -> u32 {
     errors::leave(&KernelMaps).number()
 }
 
+/// Calls [`host::receive_error`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn icmp_error_reaches_host() -> u32 {
+    host::receive_error(&KernelMaps).number()
+}
+
 /// Does what was decided about an error: replaces one end of it, and the ends of the quoted packet.
 #[inline(always)]
 fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
@@ -115,7 +122,15 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
     match step {
         Step::Translate => {
             let is_destination = u32::from(end == End::Destination);
-            replace_in_icmp_error(ctx.skb.skb, is_destination).cast_signed()
+            let verdict = replace_in_icmp_error(ctx.skb.skb, is_destination).cast_signed();
+            if verdict != NEXT || end == End::Source || !host::is_reply(&KernelMaps) {
+                return verdict;
+            }
+            match Step::from_number(icmp_error_reaches_host()) {
+                Step::Translate => replace_in_icmp_error(ctx.skb.skb, 0).cast_signed(),
+                Step::Drop => DROP,
+                Step::Next | Step::Pass | Step::Begin | Step::Refuse | Step::Defer => NEXT,
+            }
         }
         Step::Drop => DROP,
         Step::Next | Step::Pass | Step::Begin | Step::Refuse | Step::Defer => NEXT,

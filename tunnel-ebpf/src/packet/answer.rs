@@ -1,8 +1,9 @@
-//! Turns a packet that is refused into the answer to it, and sends it back by the link that it came by.
+//! Turns a packet that is refused into the answer to it, and sends it back.
 
 use aya_ebpf::{
     bindings::{
-        __sk_buff, BPF_F_RECOMPUTE_CSUM, TC_ACT_REDIRECT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        __sk_buff, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM, TC_ACT_REDIRECT,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
     },
     helpers::generated::{
         bpf_l4_csum_replace, bpf_redirect, bpf_skb_adjust_room, bpf_skb_change_tail,
@@ -21,29 +22,41 @@ use tunnel_common::{
 use super::{DROP, Edits, NotWritable, check, link, load_words, network_header, sctp, store_at};
 use crate::maps::{self, KernelMaps};
 
+/// The way of an answer.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(crate) enum To {
+    /// It leaves by the link of the packet, which has arrived there.
+    Link,
+    /// It arrives on the link of the packet, which was about to leave by it.
+    Host,
+}
+
 /// The number of 16-bit words in the addresses of an Ethernet header.
 const ADDRESSES: usize = 6;
 
 /// Returns the verdict on a packet that is refused. The packet becomes the answer, unless the limit of answers is reached,
 /// or the packet can't be answered.
 #[inline(always)]
-pub(crate) fn refuse(ctx: &TcContext) -> i32 {
-    refuse_packet(ctx.skb.skb).cast_signed()
+pub(crate) fn refuse(ctx: &TcContext, to: To) -> i32 {
+    let to_host = u32::from(to == To::Host);
+    refuse_packet(ctx.skb.skb, to_host).cast_signed()
 }
 
 /// Does what [`refuse`] does. A separate function, because its headers would not fit into the caller's stack frame.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn refuse_packet(ctx: *mut __sk_buff) -> u32 {
-    refuse_or_drop(&TcContext::new(ctx)).cast_unsigned()
+extern "C" fn refuse_packet(ctx: *mut __sk_buff, to_host: u32) -> u32 {
+    let flags = if to_host == 0 { 0 } else { BPF_F_INGRESS };
+    refuse_or_drop(&TcContext::new(ctx), flags.into()).cast_unsigned()
 }
 
+/// `flags` are those of the redirect to the packet's link.
 #[inline(always)]
-fn refuse_or_drop(ctx: &TcContext) -> i32 {
+fn refuse_or_drop(ctx: &TcContext, flags: u64) -> i32 {
     let packet = KernelMaps.with_run(|run| run.packet());
     let answered = match packet {
         Some(packet) if refusal::is_answerable(&packet) && maps::may_answer() => {
-            answer(ctx, &packet)
+            answer(ctx, &packet, flags)
         }
         _ => Err(NotWritable),
     };
@@ -57,7 +70,7 @@ fn refuse_or_drop(ctx: &TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn answer(ctx: &TcContext, packet: &Packet) -> Result<i32, NotWritable> {
+fn answer(ctx: &TcContext, packet: &Packet, flags: u64) -> Result<i32, NotWritable> {
     if packet.protocol.is_tcp() {
         reset(ctx, packet)?;
     } else {
@@ -65,7 +78,7 @@ fn answer(ctx: &TcContext, packet: &Packet) -> Result<i32, NotWritable> {
     }
     swap_link_addresses(ctx)?;
     // SAFETY: the helper takes any link.
-    let verdict = unsafe { bpf_redirect(link(ctx), 0) };
+    let verdict = unsafe { bpf_redirect(link(ctx), flags) };
     if verdict == i64::from(TC_ACT_REDIRECT) {
         Ok(TC_ACT_REDIRECT)
     } else {

@@ -30,7 +30,7 @@ use crate::{
     config::{Config, DetectLocal, LinkSelection, MasqueradeAddress, SteeringConfig},
     error_chain::chain,
     events,
-    model::{ClusterUpdate, ObjectName, ObjectWarning, OwnNode},
+    model::{ClusterUpdate, FlowNeeds, ObjectName, ObjectWarning, OwnNode},
     net::{
         self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, PacketPrograms as _,
         PacketsView, UplinkGuard as _,
@@ -130,7 +130,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         let programs = (&data_path, &attachment);
-        let packet_links = (links.clone(), flows.needs_pod_links);
+        let packet_links = (links.clone(), flows.needs);
         start_translation(&config, programs, packet_links, packets, &mut tasks);
         drop(data_path);
         if let Some((network, inside)) =
@@ -350,7 +350,7 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
 fn start_translation(
     config: &Config,
     (data_path, attachment): (&DataPath, &Attachment),
-    links: (watch::Receiver<NetworkState>, watch::Receiver<bool>),
+    links: (watch::Receiver<NetworkState>, watch::Receiver<FlowNeeds>),
     view: watch::Sender<PacketsView>,
     tasks: &mut Tasks,
 ) {

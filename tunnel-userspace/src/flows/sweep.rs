@@ -31,6 +31,8 @@ pub struct FlowCounts {
     pub entries: usize,
     /// The number of flows whose packets are translated on links that lead to pods.
     pub on_pod_links: usize,
+    /// The number of flows whose client is this host.
+    pub of_host: usize,
     /// The number of flows that were removed.
     pub removed: u64,
 }
@@ -71,6 +73,7 @@ fn sweep_flow<M: FlowMap>(
         *counts.by_phase.entry(phase).or_default() += 1;
         let flags = dialled.flags | forwarded.map_or(0, |forwarded| forwarded.flags);
         counts.on_pod_links += usize::from(flags & Flow::ON_POD_LINKS != 0);
+        counts.of_host += usize::from(flags & Flow::OF_HOST != 0);
         return Ok(());
     }
     remove_flow(map, clock, (dialled, forwarded.as_ref()), counts).map(drop)

@@ -15,7 +15,12 @@ use tunnel_common::{
 };
 
 use super::{FlowCounts, FlowMap, SweepError, make_room, now, sweep};
-use crate::{drain, error_chain::chain, model::ObjectWarning, publish};
+use crate::{
+    drain,
+    error_chain::chain,
+    model::{FlowNeeds, ObjectWarning},
+    publish,
+};
 
 /// The minimum pause between two sweeps.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -59,7 +64,7 @@ impl std::fmt::Debug for SweeperSettings {
 pub type FlowSenders = (
     watch::Sender<FlowsView>,
     watch::Sender<Arc<[ObjectWarning]>>,
-    watch::Sender<bool>,
+    watch::Sender<FlowNeeds>,
 );
 
 /// The task that sweeps the flows.
@@ -68,18 +73,18 @@ pub struct FlowSweeper<M> {
     settings: SweeperSettings,
     view: watch::Sender<FlowsView>,
     warnings: watch::Sender<Arc<[ObjectWarning]>>,
-    needs_pod_links: watch::Sender<bool>,
+    needs: watch::Sender<FlowNeeds>,
     /// The number of refused flows after the last sweep, and the time at which it last grew.
     refused: (u64, Option<Instant>),
 }
 
 impl<M: FlowMap> FlowSweeper<M> {
-    /// Creates the task. Publishes the flows to `view`, problems for an operator to `warnings`, and to `needs_pod_links`
-    /// whether flows need the programs on links that lead to pods.
+    /// Creates the task. Publishes the flows to `view`, problems for an operator to `warnings`, and what
+    /// the flows need to `needs`.
     pub fn new(
         map: Arc<M>,
         settings: SweeperSettings,
-        (view, warnings, needs_pod_links): FlowSenders,
+        (view, warnings, needs): FlowSenders,
     ) -> Self {
         let refused = ((settings.refused)(), None);
         Self {
@@ -87,7 +92,7 @@ impl<M: FlowMap> FlowSweeper<M> {
             settings,
             view,
             warnings,
-            needs_pod_links,
+            needs,
             refused,
         }
     }
@@ -136,7 +141,11 @@ impl<M: FlowMap> FlowSweeper<M> {
             problem: None,
         };
         publish::publish_if_changed(&self.view, view);
-        publish::publish_if_changed(&self.needs_pod_links, counts.on_pod_links > 0);
+        let needs = FlowNeeds {
+            pod_links: counts.on_pod_links > 0,
+            replies_to_host: counts.of_host > 0,
+        };
+        publish::publish_if_changed(&self.needs, needs);
     }
 
     /// Publishes a warning while flows are refused because the map is full.
@@ -218,8 +227,8 @@ mod tests {
         );
         let (view, warnings) = (watch::Sender::default(), watch::Sender::new(Arc::from([])));
         let (flows, reported) = (view.subscribe(), warnings.subscribe());
-        let needs_pod_links = watch::Sender::new(true);
-        let needed = needs_pod_links.subscribe();
+        let needs = watch::Sender::<FlowNeeds>::default();
+        let needed = needs.subscribe();
         let refused = Arc::new(AtomicU64::new(3));
         let count = Arc::clone(&refused);
         let settings = SweeperSettings {
@@ -227,7 +236,7 @@ mod tests {
             node: "node-a".to_owned(),
             refused: Box::new(move || count.load(Ordering::Relaxed)),
         };
-        let mut sweeper = FlowSweeper::new(map, settings, (view, warnings, needs_pod_links));
+        let mut sweeper = FlowSweeper::new(map, settings, (view, warnings, needs));
 
         sweeper.sweep().await;
 
@@ -236,7 +245,7 @@ mod tests {
         let counted = flows.borrow().clone();
         assert_eq!(counted.states.get("half_open"), Some(&1));
         assert_eq!((counted.entries, counted.capacity), (3, 97));
-        assert!(!*needed.borrow());
+        assert!(!needed.borrow().pod_links);
 
         refused.store(4, Ordering::Relaxed);
         sweeper.sweep().await;

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
@@ -11,13 +10,16 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
-use tunnel_common::{locality, service::SourceRange, steering::Prefix, table::MAX_PACKET_LINKS};
+use tunnel_common::{
+    locality, packet_link::PacketLink, service::SourceRange, steering::Prefix,
+    table::MAX_PACKET_LINKS,
+};
 
 use super::{
-    CheckSchedule, NetworkState, filters, link_header::LinkHeader, netlink::RouteSocket,
-    uplinks::PodRanges,
+    CheckSchedule, NetworkState, filters, kernel_settings, link_header::LinkHeader,
+    netlink::RouteSocket, uplinks::PodRanges,
 };
-use crate::{drain, error_chain::chain};
+use crate::{drain, error_chain::chain, model::FlowNeeds};
 
 /// This node's addresses that stand for clients on a link.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -142,27 +144,19 @@ pub struct PacketsView {
     pub problem: Option<String>,
 }
 
-/// Returns a warning for each uplink and family for which the kernel forwards no packets.
-fn forwarding_warnings(uplinks: &BTreeMap<u32, String>) -> Vec<String> {
-    let off = uplinks.values().flat_map(|uplink| {
-        ["ipv4", "ipv6"].into_iter().filter_map(move |family| {
-            let path = format!("/proc/sys/net/{family}/conf/{uplink}/forwarding");
-            let value = fs::read_to_string(path).ok()?;
-            (value.trim() == "0").then(|| {
-                format!(
-                    "net.{family}.conf.{uplink}.forwarding is 0, so packets reach only backends in the host's network"
-                )
-            })
-        })
-    });
-    off.collect()
-}
+/// The description of this host itself for the programs. Its own packets begin flows.
+const HOST: TranslatedLink = TranslatedLink {
+    addresses: AddressPair { v4: None, v6: None },
+    leads_to_pods: false,
+    local_senders: LocalOnLink::All,
+    known_flows_only: false,
+};
 
 /// Removes the links for which the map of links has no room, and returns a description of the problem if there are any.
 fn leave_out(uplinks: usize, pod_links: &mut BTreeMap<u32, String>) -> Option<String> {
     let room = usize::try_from(MAX_PACKET_LINKS)
         .unwrap_or(usize::MAX)
-        .saturating_sub(uplinks);
+        .saturating_sub(uplinks + 1);
     let (first, name) = pod_links.iter().nth(room)?;
     let problem = format!(
         "packets on {} links of pods, from {name} on, are not translated: there is room for {MAX_PACKET_LINKS} links",
@@ -248,8 +242,8 @@ pub trait PacketPrograms: Send {
 pub struct PacketLinks<K> {
     programs: K,
     network: watch::Receiver<NetworkState>,
-    /// True while flows may need the programs on links that lead to pods, although the config doesn't include these links.
-    needs_pod_links: watch::Receiver<bool>,
+    /// The needs of the flows. The config may not include links that lead to pods which they need.
+    needs: watch::Receiver<FlowNeeds>,
     settings: PacketLinkSettings,
     view: watch::Sender<PacketsView>,
     /// Descriptions of the filters of others on these links, as of the last time that they were listed.
@@ -261,14 +255,14 @@ impl<K: PacketPrograms> PacketLinks<K> {
     #[must_use]
     pub fn new(
         programs: K,
-        (network, needs_pod_links): (watch::Receiver<NetworkState>, watch::Receiver<bool>),
+        (network, needs): (watch::Receiver<NetworkState>, watch::Receiver<FlowNeeds>),
         settings: PacketLinkSettings,
         view: watch::Sender<PacketsView>,
     ) -> Self {
         Self {
             programs,
             network,
-            needs_pod_links,
+            needs,
             settings,
             view,
             filters: Vec::new(),
@@ -280,7 +274,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
     fn pod_links(&mut self, network: &NetworkState) -> BTreeMap<u32, String> {
         let mut links = network.links.pod_links.clone();
         if !self.settings.includes_pod_links {
-            if !*self.needs_pod_links.borrow_and_update() {
+            if !self.needs.borrow_and_update().pod_links {
                 return BTreeMap::new();
             }
             let attached = self.programs.attached_links();
@@ -289,7 +283,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
         links
     }
 
-    /// Returns what the programs must know about the links.
+    /// Returns what the programs must know about the links, and about this host.
     fn describe(
         &self,
         network: &NetworkState,
@@ -318,7 +312,8 @@ impl<K: PacketPrograms> PacketLinks<K> {
             };
             (index, link)
         };
-        addresses.into_iter().map(describe).collect()
+        let links = addresses.into_iter().map(describe);
+        links.chain([(PacketLink::HOST, HOST)]).collect()
     }
 
     /// Returns what the programs must know about the links until both programs are attached to each of them: no flow may begin
@@ -392,11 +387,28 @@ impl<K: PacketPrograms> PacketLinks<K> {
             uplinks: uplinks.values().cloned().collect(),
             pod_links: pod_links.values().cloned().collect(),
             others: [self.programs.others(&links), self.filters.clone()].concat(),
-            warnings: warnings.chain(forwarding_warnings(&uplinks)).collect(),
+            warnings: warnings
+                .chain(self.kernel_warnings(&network, &uplinks, &links))
+                .collect(),
             problem: (!is_well).then(|| problems.join("; ")),
         };
         self.publish(view);
         is_well
+    }
+
+    /// Returns the settings of the kernel that keep packets from backends, or replies from this host.
+    fn kernel_warnings(
+        &self,
+        network: &NetworkState,
+        uplinks: &BTreeMap<u32, String>,
+        links: &BTreeMap<u32, String>,
+    ) -> Vec<String> {
+        let mut warnings = kernel_settings::forwarding(uplinks);
+        if self.needs.borrow().replies_to_host {
+            let default = network.snapshot.default_link(true);
+            warnings.extend(kernel_settings::reverse_path(links, default));
+        }
+        warnings
     }
 
     fn publish(&self, view: PacketsView) {
@@ -438,7 +450,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
                 // The follower stops only when the drain begins.
                 Ok(()) = self.network.changed() => schedule.check_now(),
                 // Without the task that counts flows, the daemon stops.
-                Ok(()) = self.needs_pod_links.changed() => schedule.check_now(),
+                Ok(()) = self.needs.changed() => schedule.check_now(),
                 () = sleep_until(schedule.next) => {
                     if let Ok(kernel) = &kernel {
                         self.list_filters(kernel).await;

@@ -112,6 +112,11 @@ impl Snapshot {
         header.copied().unwrap_or(LinkHeader::Ethernet)
     }
 
+    /// Returns the index of the default route's link.
+    pub(super) fn default_link(&self, is_v4: bool) -> Option<u32> {
+        default_link(&self.routes, is_v4)
+    }
+
     /// Returns the addresses that stand for clients on each of the given links: the preferred ones, else those of the link,
     /// else those of the default route's link, else any of this node.
     pub(super) fn client_addresses(

@@ -179,6 +179,11 @@ impl Node {
         self.flows.borrow().get(&key_bytes(key)).copied()
     }
 
+    /// Returns the state of the last run.
+    pub(super) fn run(&self) -> Run {
+        *self.run.borrow()
+    }
+
     fn is_free(&self, run: &Run) -> bool {
         let port = run.flow.masquerade.port.to_host();
         !self.taken.borrow().contains(&port)
@@ -342,10 +347,12 @@ impl Flows for Node {
     }
 
     fn packet_link(&self, link: u32) -> Option<&PacketLink> {
+        let [arriving, leaving] = self.link_flags.get();
+        let flags = [PacketLink::LOCAL_SENDERS, arriving, leaving];
         Some(Box::leak(Box::new(PacketLink {
             v4: endpoint(&format!("{NODE}:0")).address,
             v6: Address::UNSPECIFIED,
-            flags: self.link_flags.get()[link as usize],
+            flags: flags[link as usize],
         })))
     }
 
@@ -388,11 +395,11 @@ pub(super) fn packet((source, destination): Ends, protocol: Protocol, flags: u8)
 pub(super) type Refusal = (Reason, bool);
 
 /// The indices of the link on which packets arrive, and of the one by which they leave.
-const ARRIVING: u32 = 0;
-const LEAVING: u32 = 1;
+pub(super) const ARRIVING: u32 = PacketLink::HOST + 1;
+pub(super) const LEAVING: u32 = 2;
 
 /// Sends a packet through tc ingress, and returns its ends afterwards.
-fn through_ingress(
+pub(super) fn through_ingress(
     node: &Node,
     ends: Ends,
     protocol: Protocol,
@@ -409,7 +416,7 @@ fn through_ingress(
     }
 }
 
-fn reason(run: &Run) -> Reason {
+pub(super) fn reason(run: &Run) -> Reason {
     Reason::from_index(run.reason).expect("a reason")
 }
 
@@ -427,7 +434,7 @@ pub(super) fn through_egress(
         |run| node.is_free(run),
     );
     let run = node.run.borrow();
-    match step {
+    match step.unwrap_or(Step::Pass) {
         Step::Next | Step::Pass => Ok(ends),
         Step::Translate | Step::Begin => Ok((run.replacement, ends.1.with_port(run.other_port))),
         Step::Refuse => Err((reason(&run), false)),

@@ -2,7 +2,7 @@
 
 use super::{
     BACKENDS, CLIENT, VIP,
-    fixture::{Ends, Node, endpoint, packet},
+    fixture::{ARRIVING, Ends, Node, endpoint, packet},
 };
 use crate::{
     addr::{Address, Protocol},
@@ -44,7 +44,10 @@ fn key((source, destination): Ends, id: u32) -> FragmentKey {
 fn send_first(node: &Node, ends: Ends, id: u32) -> bool {
     let packet = packet(ends, Protocol::UDP, 0);
     fragments::start(node, &key(ends, id), &packet);
-    let is_translated = matches!(arrive(node, &packet, 0), Step::Translate | Step::Begin);
+    let is_translated = matches!(
+        arrive(node, &packet, ARRIVING),
+        Step::Translate | Step::Begin
+    );
     if is_translated {
         fragments::follow(node);
     }

@@ -14,7 +14,7 @@ use crate::{
     drain,
     error_chain::chain,
     flows::{self, FlowMap, FlowSweeper, FlowsView, SweeperSettings},
-    model::ObjectWarning,
+    model::{FlowNeeds, ObjectWarning},
     net::PacketsView,
     tasks::Tasks,
     tunnel::FindDialled,
@@ -26,8 +26,8 @@ pub(super) struct Flows {
     pub(super) view: watch::Receiver<FlowsView>,
     /// The problems that an operator must fix.
     pub(super) warnings: watch::Receiver<Arc<[ObjectWarning]>>,
-    /// True while flows may need the programs on links that lead to pods.
-    pub(super) needs_pod_links: watch::Receiver<bool>,
+    /// The needs of the flows.
+    pub(super) needs: watch::Receiver<FlowNeeds>,
     /// Lists the flows.
     pub(super) list: ListFlows,
     /// Finds what clients of the ingress have dialled.
@@ -44,14 +44,14 @@ pub(super) fn start(
 ) -> Result<Flows, RoleError> {
     let view = watch::Sender::default();
     let warnings = watch::Sender::new(Arc::from([]));
-    let needs_pod_links = watch::Sender::new(true);
+    let needs = watch::Sender::default();
     let (published, reported) = (view.subscribe(), warnings.subscribe());
-    let needed = needs_pod_links.subscribe();
+    let needed = needs.subscribe();
     if !config.service.packets.enabled {
         return Ok(Flows {
             view: published,
             warnings: reported,
-            needs_pod_links: needed,
+            needs: needed,
             list: Box::new(|_| Box::new(iter::empty())),
             find_dialled: Arc::new(|_, _| None),
         });
@@ -68,11 +68,7 @@ pub(super) fn start(
         node: config.node_name.clone(),
         refused: Box::new(refused),
     };
-    let sweeper = FlowSweeper::new(
-        Arc::clone(&map),
-        settings,
-        (view, warnings, needs_pod_links),
-    );
+    let sweeper = FlowSweeper::new(Arc::clone(&map), settings, (view, warnings, needs));
     let (draining, mut stopped) = (tasks.draining(), tasks.draining());
     tasks.start("flows", async move {
         tokio::select! {
@@ -92,7 +88,7 @@ pub(super) fn start(
     Ok(Flows {
         view: published,
         warnings: reported,
-        needs_pod_links: needed,
+        needs: needed,
         list,
         find_dialled,
     })

@@ -16,6 +16,7 @@ mod order;
 mod pod_links;
 mod ports;
 mod reachability;
+mod redirect;
 mod refusals;
 mod sctp;
 mod udp_backends;

@@ -26,7 +26,9 @@ use tunnel_common::{
     steering::Prefix,
     table::{self, AttachPoint, PROGRAMS},
 };
-use tunnel_userspace::bpf::{Features, Globals, LOGGING_OBJECT, OBJECT, ProgramSettings};
+use tunnel_userspace::bpf::{
+    Features, Globals, LOGGING_OBJECT, OBJECT, PacketSettings, ProgramSettings,
+};
 
 /// The verifier's log levels: only statistics, and everything.
 const BPF_LOG_STATS: u32 = 4;
@@ -46,7 +48,7 @@ pub struct ProgramStats {
     /// The program's name.
     pub program: &'static str,
     /// The variant: `retval` or `rewrite`, depending on how the program refuses a connection, followed by
-    /// `-steering` if it steers and `-logged` if it logs events.
+    /// `-steering` if it steers and redirects packets, and `-logged` if it logs events.
     pub variant: String,
     /// The number of instructions that the verifier processed, over all paths. The limit is a million.
     pub instructions: u64,
@@ -127,7 +129,10 @@ fn variants(features: Features) -> Vec<Variant> {
     let steering = ProgramSettings {
         own_mark: OWN_MARK,
         prefixes: prefixes.collect(),
-        packets: None,
+        packets: Some(PacketSettings {
+            redirect: true,
+            ..PacketSettings::default()
+        }),
     };
     let mut variants = Vec::new();
     for set_retval in [false, true]

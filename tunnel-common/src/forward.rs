@@ -20,6 +20,7 @@
 pub mod errors;
 pub mod fragments;
 pub mod host;
+pub mod ports;
 pub mod reclaim;
 mod run;
 pub mod sender;
@@ -42,13 +43,6 @@ use crate::{
     service::SourceRange,
     service_range::ServiceRange,
 };
-
-/// The maximum number of ports that are tried for a flow.
-pub const MAX_PORT_TRIES: u32 = 16;
-
-/// The distance between the places of ports that are tried one after another: 2^32 divided by the golden ratio, which spreads
-/// the places evenly, so that each port of a small range is tried.
-const PORT_STEP: u32 = 0x9e37_79b9;
 
 /// The maps, the clock and the node, as [`arrive`] and [`leave`] need them.
 pub trait Flows: decide::Maps + Steering {
@@ -111,6 +105,12 @@ pub trait Flows: decide::Maps + Steering {
     /// Returns the port that may stand for a client at a place in their range, from 0 for the first one to [`u32::MAX`] for
     /// the last one.
     fn port_at(&self, place: u32) -> Port;
+
+    /// Calls [`ports::port_for`].
+    #[inline(always)]
+    fn port_for(&self, client: Port, place: u32) -> Port {
+        ports::port_for(self, client, place)
+    }
 
     /// Calls [`steps::find_arriving`].
     #[inline(always)]
@@ -255,7 +255,7 @@ pub fn arrive<T: Flows>(maps: &T, packet: &Packet, link: u32) -> Step {
         step = maps.steer();
     }
     if step == Step::Next {
-        return insert_entries(maps);
+        return insert_entries(maps, ports::MAX_TRIES);
     }
     step
 }
@@ -289,8 +289,8 @@ fn start<T: Flows>(maps: &T, packet: &Packet, (link, returns): (u32, bool)) {
 /// Inserts the entries of a new flow. If another flow has the same key between the two programs, tries other ports for
 /// the client.
 #[inline(always)]
-fn insert_entries<T: Flows>(maps: &T) -> Step {
-    for tries in 0..MAX_PORT_TRIES {
+fn insert_entries<T: Flows>(maps: &T, max_tries: u32) -> Step {
+    for tries in 0..max_tries {
         match claim(maps, Role::FORWARDED, tries) {
             Insertion::Inserted => return insert_dialled(maps),
             Insertion::Exists => {}
@@ -338,7 +338,7 @@ fn not_inserted<T: Flows>(maps: &T, insertion: Insertion) -> Step {
 /// connection that both ends have closed.
 #[inline(always)]
 fn claim<T: Flows>(maps: &T, role: Role, tries: u32) -> Insertion {
-    let from_closing = tries >= MAX_PORT_TRIES / 2;
+    let from_closing = tries >= ports::MAX_TRIES / 2;
     let insertion = maps.claim(role, from_closing);
     if can_try_again(maps, insertion) {
         return maps.claim(role, from_closing);
@@ -420,6 +420,14 @@ fn begins_masquerade(run: &mut Run, flags: u32) -> bool {
     is_first && flags & PacketLink::KNOWN_FLOWS_ONLY == 0
 }
 
+/// Returns true if the packet, which has got its destination, is sent on past the network stack. Its other fragments could
+/// overtake it.
+#[inline(always)]
+pub fn is_redirected<T: Flows>(maps: &T) -> bool {
+    let is_whole = maps.with_run(|run| run.is_fragment == 0);
+    is_whole == Some(true) && sender::flags_of_link(maps) & PacketLink::REDIRECTS != 0
+}
+
 /// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
 #[inline(always)]
 fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) -> Step {
@@ -427,11 +435,11 @@ fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) 
     maps.with_run(|run| {
         let port = run.source.port;
         run.flow.masquerade = Endpoint::new(own, port);
-        if !maps.may_keep_port(port) {
-            run.flow.masquerade.port = maps.port_at(place);
+        if !ports::keeps_port(maps, port) {
+            run.flow.masquerade.port = maps.port_for(port, place);
         }
     });
-    for tries in 0..MAX_PORT_TRIES {
+    for tries in 0..ports::MAX_TRIES {
         if maps.with_run(|run| is_free(run)) == Some(true) {
             match claim(maps, Role::MASQUERADED, tries) {
                 Insertion::Inserted => return replace_forwarded(maps),
@@ -441,8 +449,10 @@ fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) 
                 }
             }
         }
-        place = place.wrapping_add(PORT_STEP);
-        maps.with_run(|run| run.flow.masquerade.port = maps.port_at(place));
+        place = place.wrapping_add(ports::STEP);
+        maps.with_run(|run| {
+            run.flow.masquerade.port = maps.port_for(run.flow.client.port, place);
+        });
     }
     refuse(maps, Reason::PortsFull)
 }

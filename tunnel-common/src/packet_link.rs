@@ -12,8 +12,8 @@ pub struct PacketLink {
     pub v4: Address,
     /// The IPv6 address of this node that stands for clients on the link, or the unspecified address.
     pub v6: Address,
-    /// A combination of [`Self::LEADS_TO_PODS`], [`Self::LOCAL_SENDERS`], [`Self::PRESUMED_LOCAL`] and
-    /// [`Self::KNOWN_FLOWS_ONLY`].
+    /// A combination of [`Self::LEADS_TO_PODS`], [`Self::LOCAL_SENDERS`], [`Self::PRESUMED_LOCAL`],
+    /// [`Self::KNOWN_FLOWS_ONLY`] and [`Self::REDIRECTS`].
     pub flags: u32,
 }
 
@@ -28,6 +28,9 @@ impl PacketLink {
     pub const PRESUMED_LOCAL: u32 = 4;
     /// Flag: no flow begins on the link, and no client is masqueraded on it that isn't yet.
     pub const KNOWN_FLOWS_ONLY: u32 = 8;
+    /// Flag: packets that arrive on the link, and whose destination is replaced, are sent to the link of their receiver past the
+    /// network stack.
+    pub const REDIRECTS: u32 = 16;
     /// The flags of links that lead to pods of this node. Others lead to pods, but perhaps to those of other nodes.
     pub const OF_PODS_HERE: u32 = Self::LOCAL_SENDERS | Self::PRESUMED_LOCAL;
 

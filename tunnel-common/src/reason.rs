@@ -127,10 +127,12 @@ reasons! {
         DatagramsMovedV6 = 34, "datagrams_moved_v6", "a flow of datagrams over IPv6 left a backend that no longer serves";
         /// Refused or dropped: a packet of this host has no way to its backend by a link on which packets are translated.
         HostNoRoute = 35, "host_no_route", "packet of this host refused: no link with the programs leads to the backend";
-        /// Dropped: a packet of this host to a frontend is a fragment.
-        HostFragment = 36, "host_fragment", "packet of this host dropped: it is a fragment to a frontend";
+        /// Dropped: a packet of this host to a frontend, or a reply to it, is a fragment.
+        HostFragment = 36, "host_fragment", "packet of this host to a frontend, or reply to it, dropped: it is a fragment";
         /// Dropped: a packet of this host would begin a flow while the flows are being moved.
         FlowsMoving = 37, "flows_moving", "packet of this host dropped: flows are being moved to a map of another size; the client sends again";
+        /// Passed on to the network stack: a packet could not be redirected.
+        RedirectUnavailable = 38, "redirect_unavailable", "packet left to the network stack, although its link redirects: no route or neighbour, too big, or its TTL ends";
     }
     daemon {
         /// Not programmed: there is no room for another frontend.

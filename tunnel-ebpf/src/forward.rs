@@ -4,6 +4,7 @@
 mod fragments;
 mod host;
 mod icmp;
+mod redirect;
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use tunnel_common::{
@@ -124,12 +125,20 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
     if replace(ctx, end) == DROP {
         return DROP;
     }
+    let is_reply = end == End::Destination && forward::host::is_reply(&KernelMaps);
     // Read again, because another value would not fit into the stack frame.
     if KernelMaps.with_run(|run| run.is_fragment != 0) == Some(true) {
+        if is_reply {
+            maps::count_reason(Reason::HostFragment);
+            return DROP;
+        }
         fragments::follow();
     }
-    if end == End::Destination && forward::host::is_reply(&KernelMaps) {
+    if is_reply {
         return host::receive(ctx);
+    }
+    if end == End::Destination {
+        return redirect::send(ctx);
     }
     NEXT
 }

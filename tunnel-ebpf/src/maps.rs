@@ -4,6 +4,7 @@
 mod flows;
 mod forwarded;
 mod older;
+mod ports;
 
 use core::{arch::asm, ptr};
 

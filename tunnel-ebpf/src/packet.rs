@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "packets are accessed by BPF helpers")]
 
 pub(crate) mod answer;
+pub(crate) mod route;
 mod sctp;
 
 use core::{

@@ -27,7 +27,7 @@ pub use bpf::{BpfConfig, Cgroup};
 pub use conntrack::ConntrackConfig;
 pub use kube_proxy::Warning;
 pub use log::LogConfig;
-pub use packets::{FlowTimeouts, LinkSelection, MasqueradeAddress, PacketsConfig};
+pub use packets::{Delivery, FlowTimeouts, LinkSelection, MasqueradeAddress, PacketsConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

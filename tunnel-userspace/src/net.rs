@@ -9,6 +9,7 @@
 //! - `filters`: lists the filters of others on uplinks
 //! - `kernel_settings`: settings of the kernel that keep packets from their receivers
 //! - `link_header`: the link-layer headers of packets
+//! - `local_senders`: the senders of packets that count as local
 //! - `snapshot`: the links, addresses and routes at one point in time (pure)
 //! - `netlink`: queries rtnetlink, and changes routes
 //! - `sock_diag`: lists and ends the sockets in a network namespace
@@ -19,6 +20,7 @@ mod follower;
 mod kernel_settings;
 mod link_header;
 mod local_listeners;
+mod local_senders;
 mod netlink;
 mod packets;
 mod route_lookup;
@@ -49,10 +51,11 @@ pub use self::{
     filters::FILTER_HANDLE,
     follower::{LinkClassifier, NetworkFollower, NetworkState},
     local_listeners::Listeners,
+    local_senders::{LocalOnLink, LocalSenders},
     netlink::NetError,
     packets::{
-        AddressPair, LocalOnLink, LocalSenders, PacketLinkSettings, PacketLinks, PacketPrograms,
-        PacketsView, SenderRanges, TranslatedLink,
+        AddressPair, PacketLinkSettings, PacketLinks, PacketPrograms, PacketsView, SenderRanges,
+        TranslatedLink,
     },
     route_lookup::{Arrival, Way, index_of_link, way_to},
     route_sync::{record_path, remove as remove_routes},

@@ -19,8 +19,7 @@ use nix::{
 use tunnel_tests::{sandbox::Sandbox, wait};
 
 use super::{
-    ADDRESSES, Backend, ENABLED, REMOTE, exchange_stream, pod_elsewhere, remote, route_to_node,
-    service,
+    ADDRESSES, Backend, REMOTE, exchange_stream, pod_elsewhere, remote, route_to_node, service,
 };
 use crate::{
     fixture::Scene,
@@ -57,9 +56,19 @@ pub(super) struct Path {
     place: Place,
 }
 
+/// The places of the backend, each with the values of `service.packets.delivery`.
+fn cases() -> impl Iterator<Item = (Place, &'static str)> {
+    let places = [Place::ThisNode, Place::OtherNode].into_iter();
+    places.flat_map(|place| ["stack", "redirect"].map(|delivery| (place, delivery)))
+}
+
 impl Path {
     pub(super) fn new(place: Place) -> Result<Self> {
-        let scene = configured(ENABLED)?;
+        Self::with_delivery((place, "stack"))
+    }
+
+    fn with_delivery((place, delivery): (Place, &str)) -> Result<Self> {
+        let scene = configured(&format!("packets: {{ delivery: {delivery} }}"))?;
         route_to_node(&scene)?;
         let client = pod_elsewhere(&scene, "client", CLIENT)?;
         let (remote, backend_at, backend) = match place {
@@ -160,14 +169,14 @@ fn expect_large_packets(path: &Path) -> Result<()> {
 
 #[test]
 fn both_ends_find_the_size_that_a_narrow_link_allows() -> Result<()> {
-    for place in [Place::ThisNode, Place::OtherNode] {
+    for case in cases() {
         for towards_client in [true, false] {
-            let path = Path::new(place)?;
+            let path = Path::with_delivery(case)?;
             path.narrow(towards_client)?;
             expect_large_packets(&path)
-                .with_context(|| format!("{place:?}, towards the client: {towards_client}"))?;
+                .with_context(|| format!("{case:?}, towards the client: {towards_client}"))?;
             let translated = path.scene.node.reason_count("icmp_error_translated")?;
-            ensure!(translated > 0, "no error about {place:?}");
+            ensure!(translated > 0, "no error about {case:?}");
         }
     }
     Ok(())
@@ -277,8 +286,8 @@ enum Cause {
 
 #[test]
 fn a_client_sees_only_the_address_that_it_has_dialled_in_errors() -> Result<()> {
-    for place in [Place::ThisNode, Place::OtherNode] {
-        let mut path = Path::new(place)?;
+    for case in cases() {
+        let mut path = Path::with_delivery(case)?;
         path.narrow(false)?;
         for cause in [Cause::Ttl, Cause::Size, Cause::NoSocket] {
             if cause == Cause::NoSocket {
@@ -286,7 +295,7 @@ fn a_client_sees_only_the_address_that_it_has_dialled_in_errors() -> Result<()> 
             }
             for dialer in [Dialer::V4, Dialer::V6] {
                 expect_error(&path.client, dialer, cause)
-                    .with_context(|| format!("{place:?}, {cause:?}, {dialer:?}"))?;
+                    .with_context(|| format!("{case:?}, {cause:?}, {dialer:?}"))?;
             }
         }
     }

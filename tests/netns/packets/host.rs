@@ -3,14 +3,10 @@
 use std::io;
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{
-    node_network::{OUTSIDE_V4, OUTSIDE_V6},
-    sandbox::Sandbox,
-    wait,
-};
+use tunnel_tests::{sandbox::Sandbox, wait};
 
 use super::{
-    ADDRESSES, Backend, ENABLED, REMOTE, exchange_stream, expect_reached,
+    ADDRESSES, Backend, CLIENT, ENABLED, REMOTE, exchange_stream, expect_reached,
     refusals::error_of_datagram, remote, service,
 };
 use crate::{
@@ -20,23 +16,25 @@ use crate::{
 };
 
 /// Returns the addresses of the Service that are on no link of the host.
-fn elsewhere() -> impl Iterator<Item = (&'static str, Vip, [u16; 2])> {
+pub(super) fn elsewhere() -> impl Iterator<Item = (&'static str, Vip, [u16; 2])> {
     ADDRESSES
         .into_iter()
         .filter(|(_, vip, _)| vip.v4 != HOST.v4)
 }
 
-/// Routes the Service's addresses from the host to the uplink, as a default route would.
-fn route_to_uplink(scene: &Scene) -> Result<()> {
+/// Routes the Service's addresses from the host to a router, as a default route would.
+fn route_to(scene: &Scene, router: Vip) -> Result<()> {
     let routes = elsewhere().map(|(_, Vip { v4, v6 }, _)| {
-        format!("route add {v4}/32 via {OUTSIDE_V4}\nroute add {v6}/128 via {OUTSIDE_V6}\n")
+        let Vip { v4: via4, v6: via6 } = router;
+        format!("route add {v4}/32 via {via4}\nroute add {v6}/128 via {via6}\n")
     });
     scene.node.host().ip(&routes.collect::<String>())
 }
 
-/// Creates a sandbox that shares the host's network namespace, but whose sockets meet no socket program.
-fn outside_the_cgroup(scene: &Scene) -> Result<Sandbox> {
-    route_to_uplink(scene)?;
+/// Creates a sandbox that shares the host's network namespace, but whose sockets meet no socket program. Their packets to the
+/// Service leave for a router.
+pub(super) fn outside_the_cgroup(scene: &Scene, router: Vip) -> Result<Sandbox> {
+    route_to(scene, router)?;
     let (network, host) = (scene.node.network(), scene.node.host());
     network.share_namespace(host, "host-without-hooks", None)
 }
@@ -48,7 +46,7 @@ fn processes_of_the_host_outside_the_cgroup_reach_backends_on_another_node() -> 
     let backend = Backend::at(&remote, REMOTE.ips())?;
     scene.node.start()?;
     scene.program(service("Local").backends(REMOTE.ips()))?;
-    let process = outside_the_cgroup(&scene)?;
+    let process = outside_the_cgroup(&scene, CLIENT)?;
     for (what, vip, ports) in elsewhere() {
         // The host counts as a local client, so all backends are there for it.
         expect_reached(&process, &backend, (vip, ports), HOST.ips()).context(what)?;
@@ -70,7 +68,7 @@ fn a_service_excluded_from_sockets_is_reached_by_packets() -> Result<()> {
     let remote = remote(&scene)?;
     let backend = Backend::at(&remote, REMOTE.ips())?;
     scene.node.start()?;
-    route_to_uplink(&scene)?;
+    route_to(&scene, CLIENT)?;
     let excluded = service("Cluster").annotated("culvert.dev/socket-translation", "disabled");
     scene.program(excluded.backends(REMOTE.ips()))?;
     let (what, vip, ports) = ADDRESSES[0];
@@ -86,7 +84,7 @@ fn backends_on_this_node_need_the_programs_on_their_links() -> Result<()> {
         let backend = Backend::at(&pod, ips)?;
         scene.node.start()?;
         scene.program(service("Cluster").backends(ips))?;
-        let process = outside_the_cgroup(&scene)?;
+        let process = outside_the_cgroup(&scene, CLIENT)?;
         let (what, vip, ports) = ADDRESSES[0];
         if is_served {
             expect_reached(&process, &backend, (vip, ports), HOST.ips()).context(what)?;
@@ -108,7 +106,7 @@ fn the_status_warns_about_links_that_drop_replies() -> Result<()> {
     let backend = Backend::at(&pod, ips)?;
     scene.node.start()?;
     scene.program(service("Cluster").backends(ips))?;
-    let process = outside_the_cgroup(&scene)?;
+    let process = outside_the_cgroup(&scene, CLIENT)?;
     let [.., number] = Vip::of_pod(&pod).v4.octets();
     let setting = format!("net.ipv4.conf.pod{number}.rp_filter");
     let set = |value| scene.node.host().sysctl(&setting, value);
@@ -150,7 +148,7 @@ fn errors_come_from_the_frontend() -> Result<()> {
     let scene = configured(ENABLED)?;
     let remote = remote(&scene)?;
     scene.node.start()?;
-    let process = outside_the_cgroup(&scene)?;
+    let process = outside_the_cgroup(&scene, CLIENT)?;
     let (_, vip, ports) = ADDRESSES[0];
 
     // The backend's own reset and ICMP error, since nothing listens there.

@@ -12,6 +12,7 @@ use tunnel_tests::{
 
 use super::{
     ADDRESSES, Backend, REMOTE, expect_reached,
+    host::{elsewhere, outside_the_cgroup},
     links::{NEAR, route_to_node_from, set_up},
     program_local_backend, route_to_node, service,
 };
@@ -82,6 +83,11 @@ fn expect_translated(kind: &Kind) -> Result<()> {
     for (what, vip, ports) in ADDRESSES.into_iter().skip(1) {
         let reached = expect_reached(scene.node.outside(), &backend, (vip, ports), NEAR);
         reached.with_context(|| format!("{what}, with a backend behind the link"))?;
+    }
+    let process = outside_the_cgroup(&scene, REMOTE)?;
+    for (what, vip, ports) in elsewhere() {
+        let reached = expect_reached(&process, &backend, (vip, ports), NEAR);
+        reached.with_context(|| format!("{what}, from the host"))?;
     }
     Ok(())
 }

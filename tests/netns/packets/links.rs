@@ -16,7 +16,10 @@ use tunnel_tests::{
 };
 
 use super::{
-    ADDRESSES, Backend, REMOTE, expect_reached, program_local_backend, refusals::error_of_datagram,
+    ADDRESSES, Backend, REMOTE, expect_reached,
+    host::{elsewhere, outside_the_cgroup},
+    program_local_backend,
+    refusals::error_of_datagram,
     route_to_node, service,
 };
 use crate::{
@@ -199,5 +202,13 @@ fn clients_are_masqueraded_on_a_link_without_ethernet_header() -> Result<()> {
     let backend = Backend::at(&remote, REMOTE.ips())?;
     scene.program(service("Cluster").backends(REMOTE.ips()))?;
     let (what, vip, ports) = ADDRESSES[1];
-    expect_reached(scene.node.outside(), &backend, (vip, ports), NEAR).context(what)
+    expect_reached(scene.node.outside(), &backend, (vip, ports), NEAR).context(what)?;
+
+    // The host reaches the Service over the link itself.
+    let process = outside_the_cgroup(&scene, REMOTE)?;
+    for (what, vip, ports) in elsewhere() {
+        let reached = expect_reached(&process, &backend, (vip, ports), NEAR);
+        reached.with_context(|| format!("{what}, from the host"))?;
+    }
+    Ok(())
 }

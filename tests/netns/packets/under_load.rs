@@ -132,6 +132,17 @@ fn flows_that_are_translated_on_links_of_pods_go_on_in_the_same_way() -> Result<
     expect_uninterrupted(&scene, &pod)
 }
 
+#[test]
+#[ignore = "independent of the kernel: the first test makes the same changes"]
+fn flows_that_are_redirected_go_on_in_the_same_way() -> Result<()> {
+    let scene = configured("packets: { links: all, delivery: redirect }")?;
+    route_to_node(&scene)?;
+    let (remote, _server) = remote_server(&scene, "backend")?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    expect_uninterrupted(&scene, &remote)
+}
+
 /// Makes changes while flows from outside are open, and others begin.
 fn expect_uninterrupted(scene: &Scene, server: &Sandbox) -> Result<()> {
     let node = &scene.node;

@@ -7,13 +7,28 @@
 //! | host → backend | tc egress of the link to the backend | as it leaves: the source becomes the link's address |
 //! | backend → the link's address | tc ingress | as it arrives, and as if it left: the destination becomes the host, and the source the frontend |
 
-use super::{End, Flows, Step, errors, insert_entries, or_pass, refuse, sender};
+use super::{End, Flows, Step, errors, insert_entries, or_pass, ports, refuse, sender};
 use crate::{
     flow::{Flow, Role},
     packet::Packet,
     packet_link::PacketLink,
     reason::Reason,
 };
+
+/// The maximum number of ports that are tried for a flow, of a range in which few are taken.
+const MAX_TRIES: u32 = 8;
+
+/// An end of a flow, to which a route is looked up.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum To {
+    /// The sender of the packet.
+    Source,
+    /// The backend of the run's flow.
+    Backend,
+}
+
+/// Stands for the link to an end that is this host itself.
+pub const LOCAL: u32 = u32::MAX;
 
 /// Stores a packet of this host for [`leave`].
 #[inline(always)]
@@ -22,13 +37,19 @@ pub fn start<T: Flows>(maps: &T, packet: &Packet) {
 }
 
 /// Decides about a packet of this host that belongs to no flow by its ends. If it is translated, it gets the destination in the
-/// run, and then leaves by [`Run::link`](super::Run::link). `link_to_backend` returns the index of the link to the run's backend,
-/// or 0 if there is none. The result is never [`Step::Next`] or [`Step::Defer`].
+/// run, and then leaves by [`Run::link`](super::Run::link). `link_to` returns the index of the link by which this host reaches an
+/// end, [`LOCAL`] if the end is this host itself, or 0 if there is no such link. The result is never [`Step::Next`] or
+/// [`Step::Defer`].
 #[inline(always)]
-pub fn leave<T: Flows>(maps: &T, link_to_backend: impl Fn() -> u32) -> Step {
+pub fn leave<T: Flows>(maps: &T, link_to: impl Fn(To) -> u32) -> Step {
     let mut step = maps.find_arriving();
     if step == Step::Next {
         step = maps.choose();
+    }
+    // Packets of links on top of this one (macvlan) look like those of this host.
+    let is_new = !matches!(step, Step::Pass | Step::Translate);
+    if is_new && link_to(To::Source) != LOCAL {
+        return Step::Pass;
     }
     match step {
         Step::Next | Step::Translate => {}
@@ -39,20 +60,27 @@ pub fn leave<T: Flows>(maps: &T, link_to_backend: impl Fn() -> u32) -> Step {
     if maps.with_run(|run| run.is_fragment != 0) == Some(true) {
         return drop_for(maps, Reason::HostFragment);
     }
-    let link = link_to_backend();
+    let link = link_to(To::Backend);
     maps.with_run(|run| run.link = link);
+    let is_reached = link != 0 && link != LOCAL;
     if step == Step::Translate {
-        return if link == 0 {
+        return if !is_reached {
             drop_for(maps, Reason::HostNoRoute)
         } else {
             step
         };
     }
     // Without the programs on the link, the replies would come from the backend.
-    if link == 0 || sender::flags_of_link(maps) & PacketLink::KNOWN_FLOWS_ONLY != 0 {
+    if !is_reached || sender::flags_of_link(maps) & PacketLink::KNOWN_FLOWS_ONLY != 0 {
         return refuse(maps, Reason::HostNoRoute);
     }
-    insert_entries(maps)
+    // Another socket of this host may be connected to the backend itself, with the same port.
+    maps.with_run(|run| {
+        if !ports::keeps_port(maps, run.source.port) {
+            run.flow.forwarded_port = maps.port_at(maps.random());
+        }
+    });
+    insert_entries(maps, MAX_TRIES)
 }
 
 /// Stores the reason, and returns the verdict.

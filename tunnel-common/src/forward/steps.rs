@@ -148,6 +148,15 @@ fn known<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Known {
         run.replace(run.flow.forwarded_client(), run.source.port);
         return Known::Continues;
     }
+    // A packet from outside that claims to be this host's must not touch its flow.
+    let of_host = run.link == PacketLink::HOST;
+    if (run.flow.flags & Flow::OF_HOST != 0) != of_host {
+        return if of_host {
+            Known::Replaced
+        } else {
+            Known::Foreign
+        };
+    }
     // Datagrams leave a backend that no longer serves at once. Connections stay with their backend to the end; but one that is
     // opened with the port of an earlier one is new.
     if (!run.protocol.has_connections() || run.opens())

@@ -26,7 +26,7 @@ use tunnel_common::{
     service_range::ServiceRange,
 };
 
-use super::{KernelMaps, NO_PREALLOC, NOEXIST, forwarded};
+use super::{KernelMaps, NO_PREALLOC, NOEXIST, forwarded, ports};
 use crate::context;
 
 #[btf_map(name = "flows")]
@@ -217,14 +217,12 @@ impl Flows for KernelMaps {
 
     #[inline(always)]
     fn port_at(&self, place: u32) -> Port {
-        let [first, count] = context::masquerade_ports();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the loader sets a range of ports"
-        )]
-        // A product instead of a remainder, because the number of ports may be 0 for the verifier.
-        let port = (first + ((u64::from(place) * u64::from(count)) >> 32) as u32) as u16;
-        Port::from_host(port)
+        ports::port_at(place)
+    }
+
+    #[inline(always)]
+    fn port_for(&self, client: Port, place: u32) -> Port {
+        ports::port_for(client, place)
     }
 
     #[inline(always)]

@@ -29,11 +29,11 @@ const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 /// unexpectedly.
 pub async fn agent(config: Config) -> Result<(), RoleError> {
     let mut stop = ShutdownSignals::new().map_err(failed("cannot wait for signals"))?;
-    serve(config, async move { stop.wait().await }).await
+    serve(&config, async move { stop.wait().await }).await
 }
 
 /// Runs the agent until `stop` completes.
-async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
+async fn serve(config: &Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
     let (Some(section), Some(certificate)) = (&config.tunnel.agent, &config.tunnel.identity) else {
         let why = "the config must have the sections tunnel.agent and tunnel.identity";
         return Err(failed("cannot start the agent")(why));
@@ -46,8 +46,8 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
         .session
         .drain_timeout
         .saturating_add(STOP_TIMEOUT);
-    let descriptor_problem = descriptor_limit::raise_and_check(&config);
-    let agent = Agent::new(section.clone(), common_settings(&config), identity.clone());
+    let descriptor_problem = descriptor_limit::raise_and_check(config);
+    let agent = Agent::new(section.clone(), common_settings(config), identity.clone());
     let agent = agent.map_err(failed("cannot use tunnel.agent"))?;
     let views = AgentViews {
         setup: AgentSetup {
@@ -63,7 +63,7 @@ async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Rol
     };
     let mut tasks = Tasks::default();
     // Without root privileges, the default stateDir can't be created, but the admin port still works.
-    match socket(&config, &views, tasks.draining()) {
+    match socket(config, &views, tasks.draining()) {
         Ok(socket) => tasks.start("socket", socket),
         Err(error) => warn!(
             error = error.as_ref(),
@@ -175,7 +175,7 @@ mod tests {
         let scenario = timeout(Duration::from_secs(30), scenario);
 
         tokio::select! {
-            ended = serve(config, std::future::pending()) => panic!("the agent ended: {ended:?}"),
+            ended = serve(&config, std::future::pending()) => panic!("the agent ended: {ended:?}"),
             done = scenario => drop(done.expect("not in time")),
         }
     }

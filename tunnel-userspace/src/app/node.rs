@@ -341,6 +341,7 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
         },
         uses_node_address: service.packets.address == MasqueradeAddress::Node,
         includes_pod_links: service.packets.links == LinkSelection::All,
+        redirecting: service.packets.redirecting_uplinks().to_vec(),
         forwarded: steering.map_or_else(Vec::new, SteeringConfig::forwarded_ranges),
     }
 }

@@ -9,7 +9,10 @@ use std::{
 
 use aya::{Ebpf, EbpfError, EbpfLoader, programs::ProgramError};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
-use tunnel_common::table::{self, MAPS, PROGRAMS, Program};
+use tunnel_common::{
+    flow::FROZEN_UNTIL,
+    table::{self, MAPS, PROGRAMS, Program},
+};
 
 use super::{
     attach::{self, AttachError, Attached},
@@ -259,6 +262,11 @@ impl DataPath {
     pub fn translation(&self) -> Result<Translation, LoadError> {
         if self.has_packets {
             self.programs.load(translation::ROWS)?;
+        }
+        if self.moving_flows.is_none() {
+            // An earlier process may have been killed while it moved flows.
+            let state = MapHandle::open(&self.maps, &table::PACKET_STATE)?;
+            state.write(&FROZEN_UNTIL, &0_u64)?;
         }
         let packet_links = MapHandle::open(&self.maps, &table::PACKET_LINKS)?;
         let ranges = SenderRangeMaps {

@@ -31,6 +31,8 @@ pub struct PacketSettings {
     pub refusals_per_second: u32,
     /// True if packets to cluster IPs are masqueraded whoever sends them.
     pub masquerade_all: bool,
+    /// True if there are links on which arriving packets are redirected.
+    pub redirect: bool,
 }
 
 impl Default for PacketSettings {
@@ -43,6 +45,7 @@ impl Default for PacketSettings {
             ports: (1024, 29_999),
             refusals_per_second: 1000,
             masquerade_all: false,
+            redirect: false,
         }
     }
 }
@@ -70,9 +73,12 @@ impl ProgramSettings {
 const LINK_HEADER: &str = "LINK_HEADER";
 const ETHERNET_HEADER: u32 = 14;
 
+/// The constant that is true if there are links on which arriving packets are redirected.
+const REDIRECT: &str = "REDIRECT";
+
 /// The programs' constants (globals in the object): the name and bytes of each.
 #[derive(Clone, Debug)]
-pub struct Globals([(&'static str, Vec<u8>); 16]);
+pub struct Globals([(&'static str, Vec<u8>); 17]);
 
 impl Globals {
     /// Returns the constants for this kernel's features and these settings.
@@ -103,16 +109,17 @@ impl Globals {
             ("MASQUERADE_PORTS", bytes(&packets.ports())),
             ("CPUS", bytes(&[cpus().unwrap_or(1)])),
             ("MASQUERADE_ALL", vec![u8::from(packets.masquerade_all)]),
+            (REDIRECT, vec![u8::from(packets.redirect)]),
             ("REFUSALS_PER_SECOND", bytes(&[packets.refusals_per_second])),
             (LINK_HEADER, bytes(&[ETHERNET_HEADER])),
         ])
     }
 
-    /// Returns the same constants for programs on links whose packets have no Ethernet header.
+    /// Returns the same constants for programs on links whose packets have no Ethernet header. Such links redirect nothing.
     #[must_use]
     pub fn without_ethernet(mut self) -> Self {
         for (name, bytes) in &mut self.0 {
-            if *name == LINK_HEADER {
+            if [LINK_HEADER, REDIRECT].contains(name) {
                 bytes.fill(0);
             }
         }

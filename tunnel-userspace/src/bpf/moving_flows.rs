@@ -114,7 +114,11 @@ impl MovingFlows {
         let frozen = freeze();
         let worked = thread::scope(|scope| {
             let (is_working, working) = mpsc::channel::<()>();
-            scope.spawn(move || extend(&freeze, &working));
+            let extended =
+                thread::Builder::new().spawn_scoped(scope, move || extend(&freeze, &working));
+            if let Err(error) = extended {
+                tracing::warn!(%error, "flows may begin while they are moved");
+            }
             let worked = work();
             drop(is_working);
             worked

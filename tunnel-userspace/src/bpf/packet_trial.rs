@@ -259,7 +259,12 @@ impl PacketTrial {
     /// Runs a program on a frame, as if the device on which the kernel runs it were the link.
     fn run(&self, row: &Program, frame: &[u8], link: u32) -> Result<FrameRun, TrialError> {
         match self.node_links.find(&link)? {
-            Some(known) => self.links.write(&LOOPBACK, &known)?,
+            // The result of the program is then the packet, not its way.
+            Some(known) => {
+                let flags = known.flags & !PacketLink::REDIRECTS;
+                self.links
+                    .write(&LOOPBACK, &PacketLink { flags, ..known })?;
+            }
             None => self.links.remove(&LOOPBACK)?,
         }
         self.programs.run(row, frame).map_err(TrialError::Run)

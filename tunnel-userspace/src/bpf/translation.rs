@@ -235,6 +235,7 @@ fn value_of(link: &TranslatedLink) -> PacketLink {
                 LocalOnLink::PresumedLocal => PacketLink::PRESUMED_LOCAL,
                 LocalOnLink::All => PacketLink::LOCAL_SENDERS,
             }
-            | flag(link.known_flows_only, PacketLink::KNOWN_FLOWS_ONLY),
+            | flag(link.known_flows_only, PacketLink::KNOWN_FLOWS_ONLY)
+            | flag(link.redirects, PacketLink::REDIRECTS),
     }
 }

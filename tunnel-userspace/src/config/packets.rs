@@ -20,6 +20,10 @@ pub struct PacketsConfig {
     pub enabled: bool,
     /// The links on which packets are translated.
     pub links: LinkSelection,
+    /// The way of packets from the link on which they arrive to the link of their receiver.
+    pub delivery: Delivery,
+    /// The uplinks to which `delivery` applies: names, or the beginnings of names, followed by `*`.
+    pub delivery_uplinks: Vec<String>,
     /// The address of this node that stands for masqueraded clients.
     pub address: MasqueradeAddress,
     /// The ports that stand for masqueraded clients: `auto`, or the first and the last one, such as `1024-29999`.
@@ -35,6 +39,8 @@ impl Default for PacketsConfig {
         Self {
             enabled: true,
             links: LinkSelection::default(),
+            delivery: Delivery::default(),
+            delivery_uplinks: vec!["*".to_owned()],
             address: MasqueradeAddress::default(),
             ports: AUTO.to_owned(),
             refusals_per_second: 1000,
@@ -55,6 +61,17 @@ pub enum LinkSelection {
     Uplinks,
     /// The uplinks, and the links that lead to pods.
     All,
+}
+
+/// The way of packets to their receiver.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Delivery {
+    /// Through the network stack: firewall rules and NetworkPolicies see the packets.
+    #[default]
+    Stack,
+    /// Past the network stack, where a packet needs nothing else of it.
+    Redirect,
 }
 
 /// The address of this node that stands for masqueraded clients.
@@ -176,6 +193,15 @@ impl PacketsConfig {
     #[must_use]
     pub fn port_range(&self) -> Option<(u16, u16)> {
         parse_ports(&self.ports)
+    }
+
+    /// Returns the uplinks on which arriving packets are redirected, as in [`Self::delivery_uplinks`].
+    #[must_use]
+    pub fn redirecting_uplinks(&self) -> &[String] {
+        match self.delivery {
+            Delivery::Redirect if self.enabled => &self.delivery_uplinks,
+            Delivery::Stack | Delivery::Redirect => &[],
+        }
     }
 
     pub(super) fn check(&self) -> Result<(), FieldError> {

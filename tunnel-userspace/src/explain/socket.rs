@@ -45,12 +45,14 @@ pub(super) fn explain(
     let mut answer = Explanation::new(question, Kind::Socket);
     answer.step("socket", format!("a socket of {sender} connects or sends"));
     answer.notes.push(
-        "the programs at the sockets see only processes in the control group of the node and its pods; packets of others \
-         are translated on links to pods only with service.packets.links: all; name the link with --by"
+        "the programs at the sockets see only processes in the cgroup of the node and its pods; packets of others on this \
+         host are translated where they leave by an uplink, and those of pods only with service.packets.links: all; \
+         name the link with --by"
             .to_owned(),
     );
     if question.protocol == Protocol::SCTP {
-        let why = "the kernel runs no program when a socket of SCTP connects";
+        let why = "the kernel runs no program when a socket of SCTP connects; its packets are translated as those of \
+                   other sockets that meet no program";
         return Ok(answer.leave_alone("socket", why));
     }
     let key = question.key();
@@ -65,7 +67,7 @@ pub(super) fn explain(
     let record = match decide::find_frontend(&found, &context, &key, Traffic::Sockets) {
         Lookup::Found(record) => record,
         Lookup::None => {
-            return Ok(answer.leave_alone("frontend", "the frontend does not serve this socket"));
+            return Ok(answer.leave_alone("frontend", "the frontend does not serve this socket; its packets are translated as those of sockets that meet no program"));
         }
         Lookup::Unstable => return Err("the frontend changes: ask again".to_owned()),
     };

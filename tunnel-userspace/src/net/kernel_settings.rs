@@ -5,8 +5,16 @@ use std::{collections::BTreeMap, fs};
 /// The value of `rp_filter` with which the kernel drops packets whose sender is reached by another link (RFC 3704).
 const STRICT: u32 = 1;
 
-/// Returns a warning for each uplink and family for which the kernel forwards no packets.
+/// Returns a warning for each uplink and family for which the kernel forwards no packets, and for the loopback link, by which it
+/// looks up routes for packets of this host.
 pub(super) fn forwarding(uplinks: &BTreeMap<u32, String>) -> Vec<String> {
+    let host = ["ipv4", "ipv6"].into_iter();
+    let host = host.filter(|family| setting(family, "lo", "forwarding") == Some(0));
+    let host = host.map(|family| {
+        format!(
+            "net.{family}.conf.lo.forwarding is 0, so sockets of this host that meet no socket program reach no Service"
+        )
+    });
     let off = uplinks.values().flat_map(|uplink| {
         let families = ["ipv4", "ipv6"].into_iter();
         let off = families.filter(|family| setting(family, uplink, "forwarding") == Some(0));
@@ -16,7 +24,7 @@ pub(super) fn forwarding(uplinks: &BTreeMap<u32, String>) -> Vec<String> {
             )
         })
     });
-    off.collect()
+    off.chain(host).collect()
 }
 
 /// Returns a warning about the links on which the kernel drops replies to this host that come from the address of a Service,

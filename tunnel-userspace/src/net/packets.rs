@@ -11,13 +11,15 @@ use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
 use tunnel_common::{
-    locality, packet_link::PacketLink, service::SourceRange, steering::Prefix,
-    table::MAX_PACKET_LINKS,
+    packet_link::PacketLink, service::SourceRange, steering::Prefix, table::MAX_PACKET_LINKS,
 };
 
 use super::{
-    CheckSchedule, NetworkState, filters, kernel_settings, link_header::LinkHeader,
-    netlink::RouteSocket, uplinks::PodRanges,
+    CheckSchedule, NetworkState, filters, kernel_settings,
+    link_header::LinkHeader,
+    local_senders::{LocalOnLink, LocalSenders, ranges_of},
+    netlink::RouteSocket,
+    uplinks::matches_link,
 };
 use crate::{drain, error_chain::chain, model::FlowNeeds};
 
@@ -52,67 +54,8 @@ pub struct TranslatedLink {
     pub local_senders: LocalOnLink,
     /// True if no flow may begin on the link.
     pub known_flows_only: bool,
-}
-
-/// The senders behind a link that count as local.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum LocalOnLink {
-    /// Those whose address is in a range of local senders.
-    #[default]
-    InRanges,
-    /// The same, and all senders of a family without such a range.
-    PresumedLocal,
-    /// All of them.
-    All,
-}
-
-/// The senders that count as local (`service.detectLocal`).
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum LocalSenders {
-    /// Senders on uplinks are not distinguished.
-    Unknown,
-    /// Senders behind the link with this name. None of them reaches an uplink.
-    OnBridge(String),
-    /// Senders behind links whose names begin with this prefix. None of them reaches an uplink.
-    OnInterfaces(String),
-    /// Senders in the configured ranges (`service.clusterCIDRs`).
-    ClusterRanges,
-    /// Senders in the pod ranges of this node's Node object.
-    NodeRanges,
-}
-
-impl LocalSenders {
-    /// Returns the ranges of the local senders.
-    fn ranges(&self, pod_ranges: &PodRanges) -> Vec<SourceRange> {
-        match self {
-            Self::Unknown => Vec::new(),
-            Self::OnBridge(_) | Self::OnInterfaces(_) => {
-                [true, false].map(locality::nobody).to_vec()
-            }
-            Self::ClusterRanges => ranges_of(&pod_ranges.configured),
-            Self::NodeRanges => ranges_of(&pod_ranges.of_node),
-        }
-    }
-
-    /// Returns the local senders behind a link. `is_proven` is true if the link is known to lead to pods of this node.
-    fn behind(&self, link: &str, is_proven: bool) -> LocalOnLink {
-        let is_named = match self {
-            Self::OnBridge(name) => link == name,
-            Self::OnInterfaces(prefix) => link.starts_with(prefix),
-            Self::Unknown | Self::ClusterRanges | Self::NodeRanges => false,
-        };
-        if is_named {
-            LocalOnLink::All
-        } else if is_proven {
-            LocalOnLink::PresumedLocal
-        } else {
-            LocalOnLink::InRanges
-        }
-    }
-}
-
-fn ranges_of(prefixes: &[Prefix]) -> Vec<SourceRange> {
-    prefixes.iter().map(SourceRange::of_prefix).collect()
+    /// True if packets that arrive on the link are sent on past the network stack.
+    pub redirects: bool,
 }
 
 /// The addresses of senders, as the programs need them.
@@ -132,6 +75,9 @@ pub struct PacketsView {
     pub enabled: bool,
     /// The names of the uplinks.
     pub uplinks: Vec<String>,
+    /// The names of the uplinks from which packets are sent on past the network stack.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub redirecting: Vec<String>,
     /// The names of the links that lead to pods, with `service.packets.links: all`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pod_links: Vec<String>,
@@ -150,6 +96,7 @@ const HOST: TranslatedLink = TranslatedLink {
     leads_to_pods: false,
     local_senders: LocalOnLink::All,
     known_flows_only: false,
+    redirects: false,
 };
 
 /// Removes the links for which the map of links has no room, and returns a description of the problem if there are any.
@@ -178,6 +125,8 @@ pub struct PacketLinkSettings {
     pub uses_node_address: bool,
     /// True if packets are also translated on the links that lead to pods.
     pub includes_pod_links: bool,
+    /// The uplinks on which arriving packets are sent on past the network stack: names, or their beginnings with `*`.
+    pub redirecting: Vec<String>,
     /// The senders whose connections to edge nodes are forwarded to the ingress.
     pub forwarded: Vec<Prefix>,
 }
@@ -300,6 +249,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
         );
         let links = uplinks.keys().chain(pod_links.keys()).copied();
         let addresses = network.snapshot.client_addresses(links, preferred);
+        let redirecting = self.redirecting(network, uplinks);
         let describe = |(index, addresses): (u32, AddressPair)| {
             let pod_link = pod_links.get(&index);
             let link = TranslatedLink {
@@ -309,6 +259,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
                     senders.behind(name, proven.contains(&index))
                 }),
                 known_flows_only: pod_link.is_some() && !self.settings.includes_pod_links,
+                redirects: redirecting.contains_key(&index),
             };
             (index, link)
         };
@@ -316,8 +267,25 @@ impl<K: PacketPrograms> PacketLinks<K> {
         links.chain([(PacketLink::HOST, HOST)]).collect()
     }
 
+    /// Returns the uplinks from which packets are sent on past the network stack.
+    fn redirecting(
+        &self,
+        network: &NetworkState,
+        uplinks: &BTreeMap<u32, String>,
+    ) -> BTreeMap<u32, String> {
+        let is_redirecting = |(index, name): &(&u32, &String)| {
+            let mut entries = self.settings.redirecting.iter();
+            entries.any(|entry| matches_link(entry, name))
+                && network.snapshot.link_header(**index) == LinkHeader::Ethernet
+        };
+        let uplinks = uplinks.iter().filter(is_redirecting);
+        uplinks
+            .map(|(index, name)| (*index, name.clone()))
+            .collect()
+    }
+
     /// Returns what the programs must know about the links until both programs are attached to each of them: no flow may begin
-    /// on a link of pods that has only one of them.
+    /// on a link that has only one of them.
     fn while_attaching(
         &self,
         described: &BTreeMap<u32, TranslatedLink>,
@@ -325,7 +293,8 @@ impl<K: PacketPrograms> PacketLinks<K> {
         let attached = self.programs.attached_links();
         let mut links = described.clone();
         for (index, link) in &mut links {
-            link.known_flows_only |= link.leads_to_pods && !attached.contains(index);
+            let is_attached = *index == PacketLink::HOST || attached.contains(index);
+            link.known_flows_only |= !is_attached;
         }
         links
     }
@@ -360,13 +329,16 @@ impl<K: PacketPrograms> PacketLinks<K> {
             local: self.settings.local_senders.ranges(&network.pod_ranges),
             forwarded: ranges_of(&self.settings.forwarded),
         };
-        // The programs must know the link before the first packet is translated.
+        // The programs must know the link before the first packet is translated. The packets of this host need both programs on
+        // all links.
+        let mut first = self.while_attaching(&described);
+        first.remove(&PacketLink::HOST);
         let mut results = vec![
             self.programs.set_ranges(&ranges),
-            self.programs.set_links(&self.while_attaching(&described)),
+            self.programs.set_links(&first),
             self.programs
                 .attach(&with_ethernet, &without_ethernet, reattach),
-            self.programs.set_links(&described),
+            self.programs.set_links(&self.while_attaching(&described)),
         ];
         if is_complete {
             let removed = self.programs.remove_unused(&links);
@@ -384,6 +356,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
         let is_well = problems.is_empty();
         let view = PacketsView {
             enabled: true,
+            redirecting: self.redirecting(&network, &uplinks).into_values().collect(),
             uplinks: uplinks.values().cloned().collect(),
             pod_links: pod_links.values().cloned().collect(),
             others: [self.programs.others(&links), self.filters.clone()].concat(),
@@ -404,6 +377,13 @@ impl<K: PacketPrograms> PacketLinks<K> {
         links: &BTreeMap<u32, String>,
     ) -> Vec<String> {
         let mut warnings = kernel_settings::forwarding(uplinks);
+        let redirecting = Vec::from_iter(self.redirecting(network, uplinks).into_values());
+        if !redirecting.is_empty() {
+            warnings.push(format!(
+                "packets from {} to Services are redirected, so this host's FORWARD rules and NetworkPolicies don't see them",
+                redirecting.join(", ")
+            ));
+        }
         if self.needs.borrow().replies_to_host {
             let default = network.snapshot.default_link(true);
             warnings.extend(kernel_settings::reverse_path(links, default));

@@ -1,7 +1,7 @@
 //! Packets between this host and a frontend, whose sockets met no socket program.
 
 use super::{
-    ACK, FIN, NODE, Node, SYN, VIP, endpoint,
+    ACK, FIN, NODE, Node, RST, SYN, VIP, endpoint,
     fixture::{Ends, LEAVING, Refusal, packet, reason, text_of, through_egress, through_ingress},
 };
 use crate::{
@@ -30,6 +30,8 @@ struct HostSocket<'a> {
     protocol: Protocol,
     /// True if there is a route to the backend.
     has_route: bool,
+    /// True if the source is an address of this host.
+    is_own: bool,
 }
 
 /// Returns a node whose Service has these backends for local clients only.
@@ -53,6 +55,7 @@ impl<'a> HostSocket<'a> {
             at: endpoint(HOST),
             protocol: node.frontends[0].key.protocol,
             has_route: true,
+            is_own: true,
         }
     }
 
@@ -72,7 +75,16 @@ impl<'a> HostSocket<'a> {
         );
         host::start(self.node, &packet(ends, self.protocol, flags));
         let link = if self.has_route { LEAVING } else { 0 };
-        let step = host::leave(self.node, || link);
+        let step = host::leave(self.node, |to| match to {
+            host::To::Source => {
+                if self.is_own {
+                    host::LOCAL
+                } else {
+                    LEAVING
+                }
+            }
+            host::To::Backend => link,
+        });
         let run = self.node.run();
         match step {
             Step::Pass => Ok(ends),
@@ -137,6 +149,60 @@ fn packets_of_the_host_reach_a_backend_as_the_links_address_and_replies_come_fro
         };
         assert_ne!(other.connect().0.port.to_host(), 40_001);
     }
+}
+
+#[test]
+fn a_reserved_port_is_replaced_by_another_reserved_port_only_if_it_is_taken() {
+    for (taken, expected) in [(false, 700..=700), (true, 665..=1023)] {
+        let node = node_with(&BACKENDS, Protocol::TCP);
+        if taken {
+            node.taken.borrow_mut().push(700);
+        }
+        let socket = HostSocket {
+            at: endpoint("192.0.2.1:700"),
+            ..HostSocket::new(&node)
+        };
+        let port = socket.connect().0.port.to_host();
+        assert!(expected.contains(&port), "{port}");
+        assert_eq!(port == 700, !taken);
+    }
+}
+
+#[test]
+fn packets_from_outside_that_claim_to_be_the_hosts_touch_no_flow_of_it() {
+    let node = node_with(&BACKENDS, Protocol::TCP);
+    let spoof = |flags| {
+        let ends = (endpoint(HOST), endpoint(VIP));
+        through_ingress(&node, ends, Protocol::TCP, flags)
+    };
+    let socket = HostSocket::new(&node);
+    let ends = socket.connect();
+    let before = socket.entry(Role::DIALLED);
+    for flags in [SYN, ACK, RST, FIN] {
+        assert_eq!(spoof(flags), Ok((socket.at, endpoint(VIP))), "{flags}");
+    }
+    assert_eq!(socket.entry(Role::DIALLED), before);
+    assert_eq!(socket.send(ACK), Ok(ends));
+
+    // They come first.
+    let mut node = node_with(&BACKENDS, Protocol::TCP);
+    for frontend in &mut node.frontends {
+        frontend.local = frontend.cluster;
+    }
+    let ends = (endpoint(HOST), endpoint(VIP));
+    through_ingress(&node, ends, Protocol::TCP, SYN).expect("a backend");
+    HostSocket::new(&node).connect();
+}
+
+#[test]
+fn packets_with_the_source_of_another_host_are_left_alone() {
+    let node = node_with(&BACKENDS, Protocol::TCP);
+    let other = HostSocket {
+        is_own: false,
+        ..HostSocket::new(&node)
+    };
+    assert_eq!(other.send(SYN), Ok((other.at, endpoint(VIP))));
+    assert_eq!(node.entries(), 0);
 }
 
 #[test]

@@ -2,11 +2,13 @@
 
 use super::{
     ACK, BACKENDS, CLIENT, Client, NODE, Node, SYN, VIP, dialled,
-    fixture::{endpoint, text_of, through_egress},
+    fixture::{ARRIVING, endpoint, packet, text_of, through_egress},
 };
 use crate::{
     addr::Protocol,
     flow::{Flow, Role},
+    forward::{Step, arrive, is_redirected},
+    packet::Packet,
     packet_link::PacketLink,
     reason::Reason,
     service::{Frontend, IndexRange},
@@ -108,4 +110,24 @@ fn flows_go_on_but_none_begins_on_a_link_for_known_flows_only() {
     client.expect_reply(ends, ACK);
     let other = Client::new(&node, "203.0.113.9:40001", VIP, true);
     assert_eq!(other.send(SYN), Ok((other.at, other.frontend)));
+}
+
+#[test]
+fn only_whole_packets_are_redirected_and_only_on_links_that_redirect() {
+    for (link_flags, is_fragment, expected) in [
+        (PacketLink::REDIRECTS, false, true),
+        (PacketLink::REDIRECTS, true, false),
+        (0, false, false),
+    ] {
+        let node = Node::new(&[VIP], &BACKENDS, Protocol::UDP);
+        node.link_flags.set([link_flags, 0]);
+        let ends = (endpoint(CLIENT), endpoint(VIP));
+        let whole = packet(ends, Protocol::UDP, 0);
+        let sent = Packet {
+            is_fragment,
+            ..whole
+        };
+        assert_eq!(arrive(&node, &sent, ARRIVING), Step::Begin);
+        assert_eq!(is_redirected(&node), expected, "{link_flags} {is_fragment}");
+    }
 }

@@ -91,6 +91,7 @@ fn packet_settings(service: &ServiceConfig) -> Option<PacketSettings> {
         ports: config.port_range().unwrap_or_else(masquerade_ports::choose),
         refusals_per_second: config.refusals_per_second,
         masquerade_all: service.masquerade_all,
+        redirect: !config.redirecting_uplinks().is_empty(),
     })
 }
 

@@ -42,7 +42,7 @@ fn sctp(sandbox: &Sandbox, to: SocketAddr) -> Result<Socket> {
 /// destination and are routed normally. In this test, an external host has that address. In a real cluster,
 /// no host has it, and the client gets an error from the network, usually a timeout after several minutes.
 #[test]
-fn an_sctp_connect_goes_to_the_cluster_ip_itself_and_tcp_is_served() -> Result<()> {
+fn an_sctp_connect_of_a_pod_goes_to_the_cluster_ip_itself_and_tcp_is_served() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Sctp])? {
         return Ok(());
     }
@@ -62,18 +62,16 @@ fn an_sctp_connect_goes_to_the_cluster_ip_itself_and_tcp_is_served() -> Result<(
         let listener = sctp(outside, vip)?;
         listener.bind(&vip.into())?;
         listener.listen(8)?;
-        for (from, sandbox) in scene.sandboxes() {
-            let what = format!("{vip} from the {from}");
-            let (socket, increases) = count_during(&scene.node, &SERVICE_REASONS, || {
-                let socket = sctp(sandbox, vip)?;
-                connect_within(&socket, vip, RESPONSE_TIMEOUT).context(what.clone())?;
-                Ok(socket)
-            })?;
-            ensure_eq(&what, increases, vec![0; SERVICE_REASONS.len()])?;
-            ensure_eq(&what, socket.peer_addr()?.as_socket(), Some(vip))?;
-            let (accepted, _peer) = listener.accept()?;
-            ensure_eq(&what, accepted.local_addr()?.as_socket(), Some(vip))?;
-        }
+        let (what, sandbox) = (vip.to_string(), &*scene.client);
+        let (socket, increases) = count_during(&scene.node, &SERVICE_REASONS, || {
+            let socket = sctp(sandbox, vip)?;
+            connect_within(&socket, vip, RESPONSE_TIMEOUT).context(what.clone())?;
+            Ok(socket)
+        })?;
+        ensure_eq(&what, increases, vec![0; SERVICE_REASONS.len()])?;
+        ensure_eq(&what, socket.peer_addr()?.as_socket(), Some(vip))?;
+        let (accepted, _peer) = listener.accept()?;
+        ensure_eq(&what, accepted.local_addr()?.as_socket(), Some(vip))?;
     }
     scene.expect_served(WEB, "backend")
 }

@@ -22,6 +22,7 @@ pub mod fragments;
 pub mod host;
 pub mod ports;
 pub mod reclaim;
+pub mod redirect;
 mod run;
 pub mod sender;
 pub mod steering;
@@ -420,20 +421,12 @@ fn begins_masquerade(run: &mut Run, flags: u32) -> bool {
     is_first && flags & PacketLink::KNOWN_FLOWS_ONLY == 0
 }
 
-/// Returns true if the packet, which has got its destination, is sent on past the network stack. Its other fragments could
-/// overtake it.
-#[inline(always)]
-pub fn is_redirected<T: Flows>(maps: &T) -> bool {
-    let is_whole = maps.with_run(|run| run.is_fragment == 0);
-    is_whole == Some(true) && sender::flags_of_link(maps) & PacketLink::REDIRECTS != 0
-}
-
 /// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
 #[inline(always)]
 fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) -> Step {
     let mut place = maps.random();
     maps.with_run(|run| {
-        let port = run.source.port;
+        let port = ports::preferred(run.flow.client.port, run.source.port);
         run.flow.masquerade = Endpoint::new(own, port);
         if !ports::keeps_port(maps, port) {
             run.flow.masquerade.port = maps.port_for(port, place);

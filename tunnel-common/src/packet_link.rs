@@ -13,7 +13,8 @@ pub struct PacketLink {
     /// The IPv6 address of this node that stands for clients on the link, or the unspecified address.
     pub v6: Address,
     /// A combination of [`Self::LEADS_TO_PODS`], [`Self::LOCAL_SENDERS`], [`Self::PRESUMED_LOCAL`],
-    /// [`Self::KNOWN_FLOWS_ONLY`] and [`Self::REDIRECTS`].
+    /// [`Self::KNOWN_FLOWS_ONLY`], [`Self::REDIRECTS`] and
+    /// [`Self::WITHOUT_ETHERNET`].
     pub flags: u32,
 }
 
@@ -29,8 +30,10 @@ impl PacketLink {
     /// Flag: no flow begins on the link, and no client is masqueraded on it that isn't yet.
     pub const KNOWN_FLOWS_ONLY: u32 = 8;
     /// Flag: packets that arrive on the link, and whose destination is replaced, are sent to the link of their receiver past the
-    /// network stack.
+    /// network stack, if that link has the flag, too: replies then go past it as well.
     pub const REDIRECTS: u32 = 16;
+    /// Flag: packets on the link have no Ethernet header.
+    pub const WITHOUT_ETHERNET: u32 = 32;
     /// The flags of links that lead to pods of this node. Others lead to pods, but perhaps to those of other nodes.
     pub const OF_PODS_HERE: u32 = Self::LOCAL_SENDERS | Self::PRESUMED_LOCAL;
 

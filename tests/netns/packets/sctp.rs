@@ -14,7 +14,7 @@ use tunnel_tests::{
     test_name,
 };
 
-use super::{REMOTE, pod_links::unhooked, remote, route_to_node};
+use super::{CLIENT, REMOTE, host::outside_the_cgroup, pod_links::unhooked, remote, route_to_node};
 use crate::{
     fixture::{Scene, WEB},
     service_addresses::{EXTERNAL, configured},
@@ -71,13 +71,14 @@ fn service() -> Service {
         .spec(&format!("externalIPs: [{}]", EXTERNAL.yaml_list()))
 }
 
-/// Asserts that clients outside and in pods of this node reach the backend.
+/// Asserts that clients outside, in pods of this node and on the host reach the backend.
 fn expect_reached(
     scene: &Scene,
     backend: &[Socket; 2],
     [seen_from_outside, seen_from_pod]: [[IpAddr; 2]; 2],
 ) -> Result<()> {
     let pod = unhooked(scene.node.network(), &scene.client)?;
+    let host = outside_the_cgroup(scene, CLIENT)?;
     let outside = scene.node.outside();
     for (family, backend) in backend.iter().enumerate() {
         for (what, client, ip, port, seen) in [
@@ -101,6 +102,13 @@ fn expect_reached(
                 WEB.ips(),
                 SIGNAL,
                 seen_from_pod,
+            ),
+            (
+                "cluster IP, from the host",
+                &host,
+                WEB.ips(),
+                SIGNAL,
+                HOST.ips(),
             ),
         ] {
             let to = SocketAddr::new(ip[family], port);

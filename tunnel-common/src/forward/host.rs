@@ -37,9 +37,8 @@ pub fn start<T: Flows>(maps: &T, packet: &Packet) {
 }
 
 /// Decides about a packet of this host that belongs to no flow by its ends. If it is translated, it gets the destination in the
-/// run, and then leaves by [`Run::link`](super::Run::link). `link_to` returns the index of the link by which this host reaches an
-/// end, [`LOCAL`] if the end is this host itself, or 0 if there is no such link. The result is never [`Step::Next`] or
-/// [`Step::Defer`].
+/// run. `link_to` returns the index of the link by which this host reaches an end, [`LOCAL`] if the end is this host itself, or 0
+/// if there is no such link. The result is never [`Step::Next`] or [`Step::Defer`].
 #[inline(always)]
 pub fn leave<T: Flows>(maps: &T, link_to: impl Fn(To) -> u32) -> Step {
     let mut step = maps.find_arriving();
@@ -60,18 +59,14 @@ pub fn leave<T: Flows>(maps: &T, link_to: impl Fn(To) -> u32) -> Step {
     if maps.with_run(|run| run.is_fragment != 0) == Some(true) {
         return drop_for(maps, Reason::HostFragment);
     }
+    if step == Step::Translate {
+        return step;
+    }
     let link = link_to(To::Backend);
     maps.with_run(|run| run.link = link);
-    let is_reached = link != 0 && link != LOCAL;
-    if step == Step::Translate {
-        return if !is_reached {
-            drop_for(maps, Reason::HostNoRoute)
-        } else {
-            step
-        };
-    }
     // Without the programs on the link, the replies would come from the backend.
-    if !is_reached || sender::flags_of_link(maps) & PacketLink::KNOWN_FLOWS_ONLY != 0 {
+    if link == 0 || link == LOCAL || sender::flags_of_link(maps) & PacketLink::KNOWN_FLOWS_ONLY != 0
+    {
         return refuse(maps, Reason::HostNoRoute);
     }
     // Another socket of this host may be connected to the backend itself, with the same port.

@@ -22,6 +22,16 @@ const fn is_reserved(port: Port) -> bool {
     port.to_host() <= *RESERVED_PORTS.end()
 }
 
+/// Returns the port that stands for a client if possible: its own reserved port, or the one that it has between the two programs.
+#[inline(always)]
+pub(super) const fn preferred(client: Port, forwarded: Port) -> Port {
+    if is_reserved(client) {
+        client
+    } else {
+        forwarded
+    }
+}
+
 /// Returns true if a client's port may also be the port that stands for it.
 #[inline(always)]
 pub(super) fn keeps_port<T: Flows>(maps: &T, port: Port) -> bool {

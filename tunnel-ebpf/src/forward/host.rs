@@ -9,7 +9,11 @@ use aya_ebpf::{
     },
     programs::TcContext,
 };
-use tunnel_common::forward::{End, Flows as _, Step, host};
+use tunnel_common::{
+    forward::{End, Flows as _, Step, host},
+    packet_link::PacketLink,
+    reason::Reason,
+};
 
 use super::{count, replace};
 use crate::{
@@ -18,7 +22,7 @@ use crate::{
     packet::{
         self, DROP, NEXT,
         answer::To,
-        route::{self, Route},
+        route::{self, Query, Route},
     },
 };
 
@@ -77,8 +81,52 @@ fn decide_and_send(ctx: &TcContext) -> i32 {
     if replace(ctx, End::Destination) == DROP {
         return DROP;
     }
-    let link = KernelMaps.with_run(|run| run.link).unwrap_or_default();
-    route::send_by(ctx, link)
+    send_host_packet(ctx.skb.skb).cast_signed()
+}
+
+/// Sends a packet of this host to its new destination. Returns the verdict.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn send_host_packet(ctx: *mut __sk_buff) -> u32 {
+    let ctx = &TcContext::new(ctx);
+    let verdict = send(ctx).unwrap_or_else(|| {
+        maps::count_reason(Reason::HostNoRoute);
+        DROP
+    });
+    verdict.cast_unsigned()
+}
+
+#[inline(always)]
+fn send(ctx: &TcContext) -> Option<i32> {
+    let query = KernelMaps.with_run(|run| Query {
+        source: run.source.with_port(run.other_port),
+        destination: run.replacement,
+        protocol: run.protocol,
+        length: 0,
+    })?;
+    let (route, result) = Route::find(ctx, LOOPBACK, &query);
+    if !is_found(result) {
+        return None;
+    }
+    if route::prepare(ctx).is_err() {
+        return Some(DROP);
+    }
+    let link = KernelMaps.packet_link(route.link());
+    let flags = link.map_or(0, |link| link.flags);
+    if flags & PacketLink::WITHOUT_ETHERNET != 0 {
+        return Some(route::send_by(route.link()));
+    }
+    // With a next hop, the kernel gives the packet no other route, which some kernels would not release.
+    Some(route.send())
+}
+
+/// Returns true if the result of a route lookup is a route. The redirect asks for the neighbour. A packet that is too big is sent,
+/// because nothing reports it to the sender.
+#[inline(always)]
+fn is_found(result: i64) -> bool {
+    result == i64::from(BPF_FIB_LKUP_RET_SUCCESS)
+        || result == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH)
+        || result == i64::from(BPF_FIB_LKUP_RET_FRAG_NEEDED)
 }
 
 /// Returns the index of the link by which this host's packets leave for the sender of the packet (0) or the backend of the run's
@@ -86,29 +134,23 @@ fn decide_and_send(ctx: &TcContext) -> i32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn link_to_end(ctx: *mut __sk_buff, to_backend: u32) -> u32 {
-    let ends = KernelMaps.with_run(|run| {
-        let to = if to_backend == 0 {
-            run.source.address
+    let query = KernelMaps.with_run(|run| Query {
+        source: run.source,
+        destination: if to_backend == 0 {
+            run.source
         } else {
-            run.flow.backend.address
-        };
-        (run.source.address, to)
+            run.flow.backend
+        },
+        protocol: run.protocol,
+        length: 0,
     });
-    let Some((source, to)) = ends else {
+    let Some(query) = query else {
         return 0;
     };
-    let (route, result) = Route::find(&TcContext::new(ctx), LOOPBACK, (&source, &to));
+    let (route, result) = Route::find(&TcContext::new(ctx), LOOPBACK, &query);
     // The kernel forwards no packets to its own addresses.
     if result == i64::from(BPF_FIB_LKUP_RET_NOT_FWDED) {
         return host::LOCAL;
     }
-    let is_found = [
-        BPF_FIB_LKUP_RET_SUCCESS,
-        // The redirect asks for the neighbour. A packet that is too big is sent, because nothing reports it to the sender.
-        BPF_FIB_LKUP_RET_NO_NEIGH,
-        BPF_FIB_LKUP_RET_FRAG_NEEDED,
-    ]
-    .iter()
-    .any(|found| i64::from(*found) == result);
-    if is_found { route.link() } else { 0 }
+    if is_found(result) { route.link() } else { 0 }
 }

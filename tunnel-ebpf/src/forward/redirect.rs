@@ -7,7 +7,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use tunnel_common::{
-    forward::{self, Flows as _},
+    forward::{Flows as _, redirect},
+    packet::extensions::MAX_OFFSET,
     reason::Reason,
 };
 
@@ -15,7 +16,7 @@ use crate::{
     maps::{self, KernelMaps},
     packet::{
         self, DROP, NEXT,
-        route::{HopLimit, Route},
+        route::{self, HopLimit, Query, Route},
     },
 };
 
@@ -37,10 +38,10 @@ pub(super) fn send(ctx: &TcContext) -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn redirect_packet(ctx: *mut __sk_buff) -> u32 {
     let ctx = &TcContext::new(ctx);
-    if !forward::is_redirected(&KernelMaps) {
+    if !redirect::may_be_redirected(&KernelMaps) {
         return NEXT.cast_unsigned();
     }
-    let verdict = redirect(ctx).unwrap_or_else(|| {
+    let verdict = send_past_stack(ctx).unwrap_or_else(|| {
         maps::count_reason(Reason::RedirectUnavailable);
         NEXT
     });
@@ -49,13 +50,21 @@ extern "C" fn redirect_packet(ctx: *mut __sk_buff) -> u32 {
 
 /// Sends a packet on. Returns `None` if only the network stack can do it, or say why it can't.
 #[inline(always)]
-fn redirect(ctx: &TcContext) -> Option<i32> {
+fn send_past_stack(ctx: &TcContext) -> Option<i32> {
     let limit = HopLimit::read(ctx, packet::family(ctx).ok()?)?;
-    let (source, destination) =
-        KernelMaps.with_run(|run| (run.source.address, run.replacement.address))?;
-    let (route, result) = Route::find(ctx, packet::link(ctx), (&source, &destination));
+    let query = KernelMaps.with_run(|run| Query {
+        source: run.source.with_port(run.other_port),
+        destination: run.replacement,
+        protocol: run.protocol,
+        length: route::length(ctx, run.protocol, run.transport_offset & MAX_OFFSET),
+    })?;
+    let (route, result) = Route::find(ctx, packet::link(ctx), &query);
     if result != i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
         return None;
+    }
+    // Otherwise, the replies take the stack, which doesn't know the connection.
+    if !redirect::redirects(&KernelMaps, route.link()) {
+        return Some(NEXT);
     }
     if limit.decrease(ctx).is_err() {
         return Some(DROP);

@@ -236,6 +236,7 @@ fn value_of(link: &TranslatedLink) -> PacketLink {
                 LocalOnLink::All => PacketLink::LOCAL_SENDERS,
             }
             | flag(link.known_flows_only, PacketLink::KNOWN_FLOWS_ONLY)
-            | flag(link.redirects, PacketLink::REDIRECTS),
+            | flag(link.redirects, PacketLink::REDIRECTS)
+            | flag(link.has_no_ethernet, PacketLink::WITHOUT_ETHERNET),
     }
 }

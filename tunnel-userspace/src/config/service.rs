@@ -168,6 +168,19 @@ impl ServiceConfig {
         let reason =
             "is not the name of an interface, such as cni0, or the start of one, such as lxc*";
         check_each("service.podLinks", &self.pod_links, is_valid, reason)?;
+        let (key, uplinks) = (
+            "service.packets.deliveryUplinks",
+            &self.packets.delivery_uplinks,
+        );
+        check_each(
+            key,
+            uplinks,
+            |entry| entry == "*" || is_valid(entry),
+            reason,
+        )?;
+        if uplinks.is_empty() {
+            return Err((key.to_owned(), "must have at least one entry".to_owned()));
+        }
         let is_uplink = |entry: &str| {
             let mut uplinks = self.uplinks.iter();
             uplinks.any(|uplink| matches_link(entry, uplink))

@@ -113,6 +113,8 @@ fn an_invalid_value_is_refused_with_its_field() {
         service: { podLinks: [cni0, '*'] } => service.podLinks[1]: `*` is not the name of an interface
         service: { podLinks: ['l*c'] } => service.podLinks[0]: `l*c` is not the name of an interface
         service: { podLinks: ['eth*'], uplinks: [eth0] } => service.podLinks[0]: `eth*` matches an interface
+        service: { packets: { deliveryUplinks: [eth0, 'e*0'] } } => service.packets.deliveryUplinks[1]: `e*0` is not
+        service: { packets: { deliveryUplinks: [] } } => service.packets.deliveryUplinks: must have at least one entry
         tunnel: { gateway: {}, identity: { files: { ca: a, cert: b, key: c } }, steering: { allow: [] } } => \
             tunnel.steering.allow: must have at least one entry
         tunnel: { gateway: {}, identity: { files: { ca: a, cert: b, key: c } }, steering: { allow: [host, ns] } } => \

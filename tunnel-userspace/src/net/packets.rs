@@ -56,6 +56,8 @@ pub struct TranslatedLink {
     pub known_flows_only: bool,
     /// True if packets that arrive on the link are sent on past the network stack.
     pub redirects: bool,
+    /// True if packets on the link have no Ethernet header.
+    pub has_no_ethernet: bool,
 }
 
 /// The addresses of senders, as the programs need them.
@@ -97,6 +99,7 @@ const HOST: TranslatedLink = TranslatedLink {
     local_senders: LocalOnLink::All,
     known_flows_only: false,
     redirects: false,
+    has_no_ethernet: false,
 };
 
 /// Removes the links for which the map of links has no room, and returns a description of the problem if there are any.
@@ -260,6 +263,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
                 }),
                 known_flows_only: pod_link.is_some() && !self.settings.includes_pod_links,
                 redirects: redirecting.contains_key(&index),
+                has_no_ethernet: network.snapshot.link_header(index) != LinkHeader::Ethernet,
             };
             (index, link)
         };
@@ -285,7 +289,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
     }
 
     /// Returns what the programs must know about the links until both programs are attached to each of them: no flow may begin
-    /// on a link that has only one of them.
+    /// on a link of pods that has only one of them.
     fn while_attaching(
         &self,
         described: &BTreeMap<u32, TranslatedLink>,
@@ -293,8 +297,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
         let attached = self.programs.attached_links();
         let mut links = described.clone();
         for (index, link) in &mut links {
-            let is_attached = *index == PacketLink::HOST || attached.contains(index);
-            link.known_flows_only |= !is_attached;
+            link.known_flows_only |= link.leads_to_pods && !attached.contains(index);
         }
         links
     }
@@ -338,7 +341,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
             self.programs.set_links(&first),
             self.programs
                 .attach(&with_ethernet, &without_ethernet, reattach),
-            self.programs.set_links(&self.while_attaching(&described)),
+            self.programs.set_links(&described),
         ];
         if is_complete {
             let removed = self.programs.remove_unused(&links);
@@ -378,6 +381,12 @@ impl<K: PacketPrograms> PacketLinks<K> {
     ) -> Vec<String> {
         let mut warnings = kernel_settings::forwarding(uplinks);
         let redirecting = Vec::from_iter(self.redirecting(network, uplinks).into_values());
+        if redirecting.is_empty() && !self.settings.redirecting.is_empty() {
+            warnings.push(
+                "no uplink is in service.packets.deliveryUplinks, so nothing is redirected"
+                    .to_owned(),
+            );
+        }
         if !redirecting.is_empty() {
             warnings.push(format!(
                 "packets from {} to Services are redirected, so this host's FORWARD rules and NetworkPolicies don't see them",

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     addr::Protocol,
     flow::{Flow, Role},
-    forward::{Step, arrive, is_redirected},
+    forward::{Step, arrive, redirect::may_be_redirected},
     packet::Packet,
     packet_link::PacketLink,
     reason::Reason,
@@ -128,6 +128,10 @@ fn only_whole_packets_are_redirected_and_only_on_links_that_redirect() {
             ..whole
         };
         assert_eq!(arrive(&node, &sent, ARRIVING), Step::Begin);
-        assert_eq!(is_redirected(&node), expected, "{link_flags} {is_fragment}");
+        assert_eq!(
+            may_be_redirected(&node),
+            expected,
+            "{link_flags} {is_fragment}"
+        );
     }
 }

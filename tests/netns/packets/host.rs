@@ -1,13 +1,11 @@
 //! Packets of this host whose sockets meet no socket program.
 
-use std::io;
-
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{sandbox::Sandbox, wait};
 
 use super::{
     ADDRESSES, Backend, CLIENT, ENABLED, REMOTE, exchange_stream, expect_reached,
-    refusals::error_of_datagram, remote, service,
+    refusals::expect_refused, remote, service,
 };
 use crate::{
     fixture::Scene,
@@ -89,7 +87,7 @@ fn backends_on_this_node_need_the_programs_on_their_links() -> Result<()> {
         if is_served {
             expect_reached(&process, &backend, (vip, ports), HOST.ips()).context(what)?;
         } else {
-            expect_refused(&process, (vip, ports)).context(what)?;
+            expect_both_refused(&process, (vip, ports)).context(what)?;
             let refused = scene.node.reason_count("host_no_route")?;
             ensure_eq("refused", refused, 4)?;
         }
@@ -129,16 +127,10 @@ fn the_status_warns_about_links_that_drop_replies() -> Result<()> {
     expect_reached(&process, &backend, (vip, [http, dns]), HOST.ips()).context(what)
 }
 
-/// Asserts that connections and datagrams are refused at once.
-fn expect_refused(process: &Sandbox, (vip, [http, dns]): (Vip, [u16; 2])) -> Result<()> {
+/// Asserts that connections and datagrams of both families are refused at once.
+fn expect_both_refused(process: &Sandbox, to: (Vip, [u16; 2])) -> Result<()> {
     for dialer in [Dialer::V4, Dialer::V6] {
-        let error = dialer.connect(process, vip, http).err();
-        let kind = error.context("a connection")?.kind();
-        ensure_eq("TCP", kind, io::ErrorKind::ConnectionRefused)?;
-        let socket = dialer.udp_socket(process)?;
-        socket.connect(dialer.address(vip, dns))?;
-        let error = error_of_datagram(&socket)?;
-        ensure_eq("UDP", error.kind(), io::ErrorKind::ConnectionRefused)?;
+        expect_refused(process, dialer, to)?;
     }
     Ok(())
 }
@@ -153,12 +145,12 @@ fn errors_come_from_the_frontend() -> Result<()> {
 
     // The backend's own reset and ICMP error, since nothing listens there.
     scene.program(service("Cluster").backends(REMOTE.ips()))?;
-    expect_refused(&process, (vip, ports)).context("a backend without servers")?;
+    expect_both_refused(&process, (vip, ports)).context("a backend without servers")?;
     ensure!(scene.node.reason_count("icmp_error_translated")? >= 2);
 
     scene.program(service("Cluster"))?;
     until_backends(&scene.node, "web", 0)?;
-    expect_refused(&process, (vip, ports)).context("no endpoints")?;
+    expect_both_refused(&process, (vip, ports)).context("no endpoints")?;
     ensure_eq("refused", scene.node.reason_count("no_backend")?, 4)?;
     ensure_eq("unanswered", scene.node.reason_count("refusal_unsent")?, 0)?;
 

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::Path,
 };
@@ -19,7 +18,7 @@ use super::{
     ADDRESSES, Backend, REMOTE, expect_reached,
     host::{elsewhere, outside_the_cgroup},
     program_local_backend,
-    refusals::error_of_datagram,
+    refusals::expect_refused,
     route_to_node, service,
 };
 use crate::{
@@ -185,13 +184,7 @@ fn clients_behind_a_link_without_ethernet_header_reach_services_and_are_refused(
     let empty = empty.port(Protocol::TCP, HTTP, HTTP_TARGET);
     scene.program(empty.port(Protocol::UDP, DNS, DNS_TARGET))?;
     for dialer in [Dialer::V4, Dialer::V6] {
-        let tcp = dialer.connect(&remote, without_endpoints, HTTP);
-        let tcp = tcp.expect_err("a connection");
-        ensure_eq("TCP", tcp.kind(), ErrorKind::ConnectionRefused)?;
-        let socket = dialer.udp_socket(&remote)?;
-        socket.connect(dialer.address(without_endpoints, DNS))?;
-        let udp = error_of_datagram(&socket)?;
-        ensure_eq("UDP", udp.kind(), ErrorKind::ConnectionRefused)?;
+        expect_refused(&remote, dialer, (without_endpoints, [HTTP, DNS]))?;
     }
     Ok(())
 }

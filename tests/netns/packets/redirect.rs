@@ -6,7 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::sandbox::Sandbox;
 
 use super::{
-    Backend, CLIENT, REMOTE, expect_reached, program_local_backend, remote, route_to_node, service,
+    Backend, CLIENT, expect_reached, program_local_backend, route_to_node,
+    start_with_remote_backend,
 };
 use crate::{
     fixture::Scene,
@@ -55,11 +56,7 @@ fn exchange(scene: &Scene, backend: &Backend, index: usize) -> Result<u64> {
 fn packets_go_past_the_stack_in_both_directions() -> Result<()> {
     for (delivery, by_stack) in [("stack", 2 * DATAGRAMS), ("redirect", 0)] {
         let scene = configured(&format!("packets: {{ delivery: {delivery} }}"))?;
-        route_to_node(&scene)?;
-        let remote = remote(&scene)?;
-        let backend = Backend::at(&remote, REMOTE.ips())?;
-        scene.node.start()?;
-        scene.program(service("Cluster").backends(REMOTE.ips()))?;
+        let (_remote, backend) = start_with_remote_backend(&scene)?;
         for index in [0, 1] {
             let count = exchange(&scene, &backend, index)?;
             // The first packets have to find their neighbours.
@@ -107,11 +104,7 @@ fn packets_to_and_from_pods_of_this_node_take_the_stack_which_sees_the_whole_con
 fn a_redirected_packet_has_passed_a_router() -> Result<()> {
     for delivery in ["stack", "redirect"] {
         let scene = configured(&format!("packets: {{ delivery: {delivery} }}"))?;
-        route_to_node(&scene)?;
-        let remote = remote(&scene)?;
-        let backend = Backend::at(&remote, REMOTE.ips())?;
-        scene.node.start()?;
-        scene.program(service("Cluster").backends(REMOTE.ips()))?;
+        let (_remote, backend) = start_with_remote_backend(&scene)?;
         for (index, dialer) in [Dialer::V4, Dialer::V6].into_iter().enumerate() {
             exchange(&scene, &backend, index)?;
             let client = dialer.udp_socket(scene.node.outside())?;

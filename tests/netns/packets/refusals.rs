@@ -5,13 +5,13 @@ use std::{io, net::UdpSocket, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use nix::errno::Errno;
 use tokio::time::Instant;
-use tunnel_tests::manifest::Service;
+use tunnel_tests::{manifest::Service, sandbox::Sandbox};
 
 use super::{ADDRESSES, ENABLED, REMOTE, route_to_node, service};
 use crate::{
     fixture::Scene,
     service_addresses::configured,
-    support::{Dialer, ensure_eq},
+    support::{Dialer, Vip, ensure_eq},
 };
 
 /// Starts a node with a route from outside, and programs a Service.
@@ -32,20 +32,30 @@ pub(super) fn error_of_datagram(socket: &UdpSocket) -> io::Result<io::Error> {
     }
 }
 
+/// Asserts that a connection and a datagram over one family are refused.
+pub(super) fn expect_refused(
+    client: &Sandbox,
+    dialer: Dialer,
+    (vip, [http, dns]): (Vip, [u16; 2]),
+) -> Result<()> {
+    let error = dialer.connect(client, vip, http).err();
+    let kind = error.context("a connection")?.kind();
+    ensure_eq("TCP", kind, io::ErrorKind::ConnectionRefused)?;
+    let socket = dialer.udp_socket(client)?;
+    socket.connect(dialer.address(vip, dns))?;
+    let error = error_of_datagram(&socket)?;
+    ensure_eq("UDP", error.kind(), io::ErrorKind::ConnectionRefused)
+}
+
 #[test]
 fn a_service_without_endpoints_refuses_clients_outside_at_once() -> Result<()> {
     let scene = scene_with(ENABLED, service("Cluster"))?;
     let client = scene.node.outside();
-    for (what, vip, [http, dns]) in ADDRESSES {
+    for (what, vip, ports) in ADDRESSES {
         for dialer in [Dialer::V4, Dialer::V6] {
             let check = || {
                 let started = Instant::now();
-                let error = dialer.connect(client, vip, http).expect_err("a connection");
-                ensure_eq("TCP", error.kind(), io::ErrorKind::ConnectionRefused)?;
-                let socket = dialer.udp_socket(client)?;
-                socket.connect(dialer.address(vip, dns))?;
-                let error = error_of_datagram(&socket)?;
-                ensure_eq("UDP", error.kind(), io::ErrorKind::ConnectionRefused)?;
+                expect_refused(client, dialer, (vip, ports))?;
                 // Neither waits for a retransmission or a timeout.
                 ensure!(started.elapsed().as_millis() < 500, "slow");
                 Ok(())

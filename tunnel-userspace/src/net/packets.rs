@@ -240,6 +240,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
         &self,
         network: &NetworkState,
         (uplinks, pod_links): (&BTreeMap<u32, String>, &BTreeMap<u32, String>),
+        redirecting: &BTreeMap<u32, String>,
     ) -> BTreeMap<u32, TranslatedLink> {
         let preferred: &[IpAddr] = if self.settings.uses_node_address {
             &network.internal_ips
@@ -252,7 +253,6 @@ impl<K: PacketPrograms> PacketLinks<K> {
         );
         let links = uplinks.keys().chain(pod_links.keys()).copied();
         let addresses = network.snapshot.client_addresses(links, preferred);
-        let redirecting = self.redirecting(network, uplinks);
         let describe = |(index, addresses): (u32, AddressPair)| {
             let pod_link = pod_links.get(&index);
             let link = TranslatedLink {
@@ -321,7 +321,8 @@ impl<K: PacketPrograms> PacketLinks<K> {
         let warnings = unreadable.values().map(|link| {
             format!("{link} has neither Ethernet nor bare IP packets, so packets that arrive on it are not translated")
         });
-        let described = self.describe(&network, (&uplinks, &pod_links));
+        let redirecting = self.redirecting(&network, &uplinks);
+        let described = self.describe(&network, (&uplinks, &pod_links), &redirecting);
         let mut links = uplinks.clone();
         links.extend(pod_links.clone());
         let (with_ethernet, without_ethernet) = links
@@ -357,15 +358,17 @@ impl<K: PacketPrograms> PacketLinks<K> {
                 .map(|it| chain(&it)),
         );
         let is_well = problems.is_empty();
+        let redirecting = Vec::from_iter(redirecting.into_values());
         let view = PacketsView {
             enabled: true,
-            redirecting: self.redirecting(&network, &uplinks).into_values().collect(),
             uplinks: uplinks.values().cloned().collect(),
             pod_links: pod_links.values().cloned().collect(),
             others: [self.programs.others(&links), self.filters.clone()].concat(),
             warnings: warnings
                 .chain(self.kernel_warnings(&network, &uplinks, &links))
+                .chain(self.redirect_warning(&redirecting))
                 .collect(),
+            redirecting,
             problem: (!is_well).then(|| problems.join("; ")),
         };
         self.publish(view);
@@ -380,24 +383,26 @@ impl<K: PacketPrograms> PacketLinks<K> {
         links: &BTreeMap<u32, String>,
     ) -> Vec<String> {
         let mut warnings = kernel_settings::forwarding(uplinks);
-        let redirecting = Vec::from_iter(self.redirecting(network, uplinks).into_values());
-        if redirecting.is_empty() && !self.settings.redirecting.is_empty() {
-            warnings.push(
-                "no uplink is in service.packets.deliveryUplinks, so nothing is redirected"
-                    .to_owned(),
-            );
-        }
-        if !redirecting.is_empty() {
-            warnings.push(format!(
-                "packets from {} to Services are redirected, so this host's FORWARD rules and NetworkPolicies don't see them",
-                redirecting.join(", ")
-            ));
-        }
         if self.needs.borrow().replies_to_host {
             let default = network.snapshot.default_link(true);
             warnings.extend(kernel_settings::reverse_path(links, default));
         }
         warnings
+    }
+
+    /// Returns a warning if packets are sent past the network stack from these uplinks, or from none although the config says so.
+    fn redirect_warning(&self, redirecting: &[String]) -> Option<String> {
+        if self.settings.redirecting.is_empty() {
+            return None;
+        }
+        Some(if redirecting.is_empty() {
+            "no uplink is in service.packets.deliveryUplinks, so nothing is redirected".to_owned()
+        } else {
+            format!(
+                "packets from {} to Services are redirected, so this host's FORWARD rules and NetworkPolicies don't see them",
+                redirecting.join(", ")
+            )
+        })
     }
 
     fn publish(&self, view: PacketsView) {

@@ -124,21 +124,26 @@ impl Path {
     }
 }
 
-/// Sends a large datagram on one socket until the other one receives it. The first one is lost, and the sender learns what
-/// size the path allows.
-fn send_large(from: &UdpSocket, to: SocketAddr, receiver: &UdpSocket) -> Result<SocketAddr> {
-    let data = [7; LARGE];
-    receiver.set_read_timeout(Some(Duration::from_millis(500)))?;
-    for _ in 0..5 {
+/// Sends a datagram of this size on one socket until the other one receives it. Returns the sender that it saw, and how many
+/// datagrams were lost before.
+pub(super) fn send_until_received(
+    from: &UdpSocket,
+    to: SocketAddr,
+    receiver: &UdpSocket,
+    size: usize,
+) -> Result<(SocketAddr, u32)> {
+    let data = vec![7; size];
+    let mut received = vec![0; size + 1];
+    receiver.set_read_timeout(Some(Duration::from_secs(1)))?;
+    for lost in 0..5 {
         match from.send_to(&data, to) {
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(Errno::EMSGSIZE as i32) => {}
             Err(error) => return Err(error.into()),
         }
-        let mut received = [0; LARGE + 1];
         if let Ok((length, sender)) = receiver.recv_from(&mut received) {
             ensure!(received[..length] == data, "other data: {length} bytes");
-            return Ok(sender);
+            return Ok((sender, lost));
         }
     }
     bail!("no datagram from {from:?} to {to}")
@@ -152,8 +157,11 @@ fn expect_large_packets(path: &Path) -> Result<()> {
             let socket = dialer.udp_socket(&path.client)?;
             let to = dialer.address(node, dns);
             let backend = &path.backend()?.udp[index];
-            let seen = send_large(&socket, to, backend).context("the request")?;
-            let sender = send_large(backend, seen, &socket).context("the reply")?;
+            // The first datagram is lost, and its sender learns what size the path allows.
+            let (seen, _) =
+                send_until_received(&socket, to, backend, LARGE).context("the request")?;
+            let (sender, _) =
+                send_until_received(backend, seen, &socket, LARGE).context("the reply")?;
             ensure_eq("the sender of the reply", sender, to)
         };
         udp().with_context(|| format!("UDP, {dialer:?}"))?;

@@ -376,7 +376,7 @@ pub fn leave<T: Flows>(
     maps: &T,
     packet: &Packet,
     (link, returns): (u32, bool),
-    is_free: impl Fn(&Run) -> bool,
+    is_free: impl Fn() -> bool,
 ) -> Option<Step> {
     let entry = find(maps, packet, FlowKey::set_forwarded)?;
     start(maps, packet, (link, returns));
@@ -423,7 +423,7 @@ fn begins_masquerade(run: &mut Run, flags: u32) -> bool {
 
 /// Finds a port of the node that stands for the client, preferably the client's own, and stores it in the flow.
 #[inline(always)]
-fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) -> Step {
+fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn() -> bool) -> Step {
     let mut place = maps.random();
     maps.with_run(|run| {
         let port = ports::preferred(run.flow.client.port, run.source.port);
@@ -433,7 +433,7 @@ fn masquerade<T: Flows>(maps: &T, own: Address, is_free: impl Fn(&Run) -> bool) 
         }
     });
     for tries in 0..ports::MAX_TRIES {
-        if maps.with_run(|run| is_free(run)) == Some(true) {
+        if is_free() {
             match claim(maps, Role::MASQUERADED, tries) {
                 Insertion::Inserted => return replace_forwarded(maps),
                 Insertion::Exists => {}

@@ -73,11 +73,8 @@ fn translate_source(ctx: &TcContext) -> i32 {
         },
         Err(unread) => return leave_alone(unread),
     };
-    let is_free = |run: &Run| {
-        let (own, backend) = (&run.flow.masquerade, &run.flow.backend);
-        !packet::has_socket(ctx, run.protocol, own, backend)
-    };
     let links = (packet::link(ctx), packet::returns(ctx));
+    let is_free = || is_masquerade_port_free(ctx.skb.skb) != 0;
     match forward::leave(&KernelMaps, &packet, links, is_free) {
         Some(step) => act(ctx, step, End::Source),
         None if packet::is_of_host(ctx) => {
@@ -86,6 +83,18 @@ fn translate_source(ctx: &TcContext) -> i32 {
         }
         None => NEXT,
     }
+}
+
+/// Returns 1 if no socket of this node would receive packets from the backend of the run's flow to its masquerade address. A
+/// separate function, because the verifier checks it once, instead of for each port that may be tried.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn is_masquerade_port_free(ctx: *mut __sk_buff) -> u32 {
+    let is_free = |run: &mut Run| {
+        let (own, backend) = (&run.flow.masquerade, &run.flow.backend);
+        !packet::has_socket(&TcContext::new(ctx), run.protocol, own, backend)
+    };
+    KernelMaps.with_run(is_free).unwrap_or(false).into()
 }
 
 /// Reads a packet's headers.

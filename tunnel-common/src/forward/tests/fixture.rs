@@ -431,7 +431,7 @@ pub(super) fn through_egress(
         node,
         &packet(ends, protocol, flags),
         (LEAVING, node.returns.get()),
-        |run| node.is_free(run),
+        || node.is_free(&node.run.borrow()),
     );
     let run = node.run.borrow();
     match step.unwrap_or(Step::Pass) {

@@ -15,7 +15,7 @@ use tunnel_userspace::{
 };
 
 use crate::{
-    guard::{UPLINK, filters, load, on_host, uplinks},
+    guard::{UPLINK, filters, load, uplinks},
     support::ensure_eq,
 };
 
@@ -63,16 +63,19 @@ fn a_tcx_link_can_be_created_exactly_if_the_probe_finds_the_feature() -> Result<
         ..features
     };
     let (mut guard, _counters) = load(&pins, by_link)?;
-    let put = on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?));
+    let put = node
+        .host()
+        .in_network(|| Ok(guard.guard_uplinks(&uplinks(), false)?));
     ensure!(put.is_ok() == features.tcx, "{put:?}, {features:?}");
     ensure!(filters(&node)? == 0, "there is a filter next to the link");
     drop(guard);
 
     let (mut guard, _counters) = load(&pins, features)?;
-    on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
+    node.host()
+        .in_network(|| Ok(guard.guard_uplinks(&uplinks(), false)?))?;
     ensure_eq("guarded", guard.guarded_links(), BTreeSet::from([UPLINK.0]))?;
     ensure_eq("filters", filters(&node)?, usize::from(!features.tcx))?;
-    on_host(&node, || Ok(pins.remove()?)).map(drop)
+    node.host().in_network(|| Ok(pins.remove()?)).map(drop)
 }
 
 #[test]

@@ -2,10 +2,9 @@
 
 pub(crate) mod daemon;
 
-use std::{collections::BTreeMap, fs::File, io::ErrorKind, time::Duration};
+use std::{collections::BTreeMap, io::ErrorKind, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sched::{CloneFlags, setns};
 use tunnel_common::{addr::Address, reason::Reason, steering::Prefix};
 use tunnel_tests::{
     feature::{self, Feature},
@@ -58,20 +57,6 @@ pub(crate) fn load_data_path(
     Ok(loaded?)
 }
 
-/// Runs `work` on a separate thread in the host's network namespace.
-pub(crate) fn on_host<T: Send>(node: &Node, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let namespace = File::open(format!("/proc/{}/ns/net", node.host().pid()))?;
-    std::thread::scope(|scope| {
-        let there = scope.spawn(|| {
-            setns(namespace, CloneFlags::CLONE_NEWNET)?;
-            work()
-        });
-        there
-            .join()
-            .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
-    })
-}
-
 pub(crate) fn uplinks() -> BTreeMap<u32, String> {
     BTreeMap::from([(UPLINK.0, UPLINK.1.to_owned())])
 }
@@ -107,7 +92,8 @@ fn node_with_local_range() -> Result<(Node, PinDirectory)> {
 fn guarded_node(tcx: bool) -> Result<(Node, PinDirectory, Guard)> {
     let (node, pins) = node_with_local_range()?;
     let (mut guard, _counters) = load_with_tcx(&pins, tcx)?;
-    on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
+    node.host()
+        .in_network(|| Ok(guard.guard_uplinks(&uplinks(), false)?))?;
     Ok((node, pins, guard))
 }
 
@@ -133,7 +119,8 @@ fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
     // In the second round, the new guard replaces the first one.
     for _ in 0..2 {
         let (mut guard, counters) = load_with_tcx(&pins, tcx)?;
-        on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), false)?))?;
+        node.host()
+            .in_network(|| Ok(guard.guard_uplinks(&uplinks(), false)?))?;
         drop(guard);
         let before = dropped(&counters)?;
         ensure!(
@@ -148,7 +135,7 @@ fn expect_outsiders_dropped(tcx: bool) -> Result<()> {
     ensure_eq("filters", filters(&node)?, usize::from(!tcx))
         .with_context(|| format!("tcx {tcx}"))?;
 
-    let left = on_host(&node, || Ok(pins.remove()?))?;
+    let left = node.host().in_network(|| Ok(pins.remove()?))?;
 
     ensure!(left == LeftPins::default(), "{left:?}");
     ensure!(
@@ -167,7 +154,8 @@ fn a_filter_that_was_removed_is_attached_again() -> Result<()> {
         "packets are dropped without a filter"
     );
 
-    on_host(&node, || Ok(guard.guard_uplinks(&uplinks(), true)?))?;
+    node.host()
+        .in_network(|| Ok(guard.guard_uplinks(&uplinks(), true)?))?;
 
     ensure!(
         probe_from_outside(&node) == ErrorKind::TimedOut,
@@ -191,7 +179,7 @@ fn a_guard_by_filter_is_detached_once_its_device_is_no_uplink() -> Result<()> {
 
 fn expect_detached(tcx: bool) -> Result<()> {
     let (node, _pins, mut guard) = guarded_node(tcx)?;
-    on_host(&node, || {
+    node.host().in_network(|| {
         guard.guard_uplinks(&BTreeMap::new(), false)?;
         Ok(guard.remove_unused(&BTreeMap::new())?)
     })?;
@@ -215,14 +203,16 @@ fn the_record_of_a_filter_is_removed_after_its_device() -> Result<()> {
         "ip link add second index 77 type veth peer name other",
     )?;
     let second = BTreeMap::from([(77, "second".to_owned())]);
-    on_host(&node, || Ok(guard.guard_uplinks(&second, false)?))?;
+    node.host()
+        .in_network(|| Ok(guard.guard_uplinks(&second, false)?))?;
     ensure!(
         guard.guarded_links().contains(&77),
         "the new link is not guarded"
     );
     run(host, "ip link del second")?;
 
-    on_host(&node, || Ok(guard.remove_unused(&BTreeMap::new())?))?;
+    node.host()
+        .in_network(|| Ok(guard.remove_unused(&BTreeMap::new())?))?;
 
     ensure!(
         guard.guarded_links().is_empty(),

@@ -12,6 +12,7 @@ mod link_kinds;
 mod links;
 mod neighbours;
 mod netfilter;
+mod nfs;
 mod order;
 mod pod_links;
 mod ports;

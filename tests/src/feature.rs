@@ -18,7 +18,7 @@ use nix::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tunnel_userspace::bpf;
 
-use crate::{environment, ipvs, log};
+use crate::{environment, ipvs, log, nfs};
 
 /// A feature that a kernel may lack.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -41,6 +41,8 @@ pub enum Feature {
     /// Network interfaces of type `sit`, which tunnel IPv4 and IPv6 over IPv4.
     Sit,
     IpVs,
+    /// The kernel's NFS server and client.
+    Nfs,
     /// A limit on socket option memory, `net.core.optmem_max`, that is separate for each network namespace
     /// (Linux 6.12).
     OwnOptmem,
@@ -64,6 +66,7 @@ impl Display for Feature {
             Self::Macvlan => "macvlan",
             Self::Sit => "sit",
             Self::IpVs => "ipvs",
+            Self::Nfs => "nfs",
             Self::OwnOptmem => "own_optmem",
             Self::Mptcp => "mptcp",
             Self::SocketIterator => "socket_iterator",
@@ -96,6 +99,7 @@ fn probe(feature: Feature) -> Result<bool> {
         Feature::Macvlan => can_create_link("link base type macvlan mode bridge"),
         Feature::Sit => can_create_link("type sit remote 192.0.2.1"),
         Feature::IpVs => ipvs::is_supported(),
+        Feature::Nfs => Ok(nfs::is_supported()?),
         Feature::OwnOptmem => in_new_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),
         Feature::Mptcp => can_create_socket(Protocol::MPTCP),
         Feature::SocketIterator => Ok(bpf::supports_socket_iterator()?),

@@ -29,6 +29,7 @@ pub mod load_scale;
 pub mod log;
 pub mod manifest;
 pub mod network_drops;
+pub mod nfs;
 pub mod node;
 pub mod node_network;
 pub mod pki;

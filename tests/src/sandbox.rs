@@ -8,11 +8,15 @@ use std::{
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
-use nix::sys::signal::Signal;
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::signal::Signal,
+};
 use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -42,6 +46,17 @@ impl Sandbox {
         Ok(Self {
             executor: Arc::new(Executor::start(spec)?),
         })
+    }
+
+    /// Runs `work` on a separate thread in the sandbox's network namespace.
+    pub fn in_network<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let namespace = File::open(format!("/proc/{}/ns/net", self.pid()))?;
+        let there = || {
+            setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            work()
+        };
+        thread::scope(|scope| scope.spawn(there).join())
+            .map_err(|_panic| anyhow::anyhow!("the thread failed"))?
     }
 
     /// Creates a sandbox with a new network namespace and a new cgroup, and sets the given sysctls in it.

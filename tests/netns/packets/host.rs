@@ -21,7 +21,7 @@ pub(super) fn elsewhere() -> impl Iterator<Item = (&'static str, Vip, [u16; 2])>
 }
 
 /// Routes the Service's addresses from the host to a router, as a default route would.
-fn route_to(scene: &Scene, router: Vip) -> Result<()> {
+pub(super) fn route_to(scene: &Scene, router: Vip) -> Result<()> {
     let routes = elsewhere().map(|(_, Vip { v4, v6 }, _)| {
         let Vip { v4: via4, v6: via6 } = router;
         format!("route add {v4}/32 via {via4}\nroute add {v6}/128 via {via6}\n")

@@ -15,7 +15,7 @@ use tunnel_userspace::{
 };
 
 use crate::{
-    guard::{load_data_path, on_host, uplinks},
+    guard::{load_data_path, uplinks},
     support::ensure_eq,
 };
 
@@ -36,7 +36,7 @@ fn expect_guard_first(is_guard_first: bool, tcx: bool) -> Result<()> {
     let data_path = load_data_path(&pins, features, Some(PacketSettings::default()))?;
     let (_maps, counters) = data_path.open_maps()?;
     let (mut guard, mut translation) = (data_path.guard()?, data_path.translation()?);
-    on_host(&node, || {
+    node.host().in_network(|| {
         if is_guard_first {
             guard.guard_uplinks(&uplinks(), false)?;
         }

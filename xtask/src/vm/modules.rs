@@ -44,6 +44,10 @@ pub(super) const WANTED: &[&str] = &[
     "sctp",
     "sctp_diag",
     "tls",
+    // An NFS server and a client.
+    "nfsd",
+    "nfs",
+    "nfsv4",
     // Modules that kube-proxy and other programs load on nodes.
     "ip_vs",
     "ip_vs_rr",

@@ -40,6 +40,8 @@ pub enum Feature {
     Macvlan,
     /// Network interfaces of type `sit`, which tunnel IPv4 and IPv6 over IPv4.
     Sit,
+    /// Network interfaces of type `wireguard`.
+    Wireguard,
     IpVs,
     /// The kernel's NFS server and client.
     Nfs,
@@ -65,6 +67,7 @@ impl Display for Feature {
             Self::Vxlan => "vxlan",
             Self::Macvlan => "macvlan",
             Self::Sit => "sit",
+            Self::Wireguard => "wireguard",
             Self::IpVs => "ipvs",
             Self::Nfs => "nfs",
             Self::OwnOptmem => "own_optmem",
@@ -98,6 +101,7 @@ fn probe(feature: Feature) -> Result<bool> {
         Feature::Vxlan => can_create_link("type vxlan id 5 dstport 4789 remote 192.0.2.1 dev lo"),
         Feature::Macvlan => can_create_link("link base type macvlan mode bridge"),
         Feature::Sit => can_create_link("type sit remote 192.0.2.1"),
+        Feature::Wireguard => can_create_link("type wireguard"),
         Feature::IpVs => ipvs::is_supported(),
         Feature::Nfs => Ok(nfs::is_supported()?),
         Feature::OwnOptmem => in_new_network(|| Ok(fs::exists("/proc/sys/net/core/optmem_max")?)),

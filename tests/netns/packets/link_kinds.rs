@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tunnel_tests::{
     feature::{self, Feature},
     sandbox::Sandbox,
-    test_name,
+    test_name, wireguard,
 };
 
 use super::{
@@ -32,6 +32,18 @@ struct Kind {
     near: String,
     /// The commands of `ip` that create the other end.
     far: String,
+    /// True if the links are of WireGuard, which has keys.
+    is_wireguard: bool,
+}
+
+impl Kind {
+    fn new(near: String, far: String) -> Self {
+        Self {
+            near,
+            far,
+            is_wireguard: false,
+        }
+    }
 }
 
 /// Connects the node and [`REMOTE`] by a link of a kind.
@@ -53,6 +65,9 @@ fn connect(scene: &Scene, kind: &Kind) -> Result<Sandbox> {
         }
         sandbox.ip("link set under up\n")?;
         set_up(sandbox, "over", ips)?;
+    }
+    if kind.is_wireguard {
+        wireguard::connect("over", [(host, NEAR_UNDER), (&remote, FAR_UNDER)])?;
     }
     route_to_node_from(&remote)?;
     Ok(remote)
@@ -98,10 +113,7 @@ fn packets_are_translated_on_a_vlan_of_an_uplink() -> Result<()> {
         return Ok(());
     }
     let vlan = "link add over link under type vlan id 5\n".to_owned();
-    expect_translated(&Kind {
-        near: vlan.clone(),
-        far: vlan,
-    })
+    expect_translated(&Kind::new(vlan.clone(), vlan))
 }
 
 #[test]
@@ -109,14 +121,27 @@ fn packets_are_translated_on_a_vlan_of_a_bond() -> Result<()> {
     if feature::lacks(test_name!(), &[Feature::Vlan, Feature::Bond])? {
         return Ok(());
     }
-    expect_translated(&Kind {
-        near: "link add bond type bond mode active-backup miimon 100\n\
-               link set under down\n\
-               link set under master bond\n\
-               link set bond up\n\
-               link add over link bond type vlan id 5\n"
+    expect_translated(&Kind::new(
+        "link add bond type bond mode active-backup miimon 100\n\
+         link set under down\n\
+         link set under master bond\n\
+         link set bond up\n\
+         link add over link bond type vlan id 5\n"
             .to_owned(),
-        far: "link add over link under type vlan id 5\n".to_owned(),
+        "link add over link under type vlan id 5\n".to_owned(),
+    ))
+}
+
+#[test]
+fn packets_are_translated_on_wireguard_between_nodes() -> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::Wireguard])? {
+        return Ok(());
+    }
+    let link = "link add over type wireguard\n".to_owned();
+    expect_translated(&Kind {
+        near: link.clone(),
+        far: link,
+        is_wireguard: true,
     })
 }
 
@@ -125,10 +150,7 @@ fn packets_are_translated_on_a_bridge_that_has_the_card_as_a_port() -> Result<()
     let bridge = "link add over type bridge\n\
                   link set under master over\n"
         .to_owned();
-    expect_translated(&Kind {
-        near: bridge.clone(),
-        far: bridge,
-    })
+    expect_translated(&Kind::new(bridge.clone(), bridge))
 }
 
 #[test]
@@ -139,10 +161,10 @@ fn packets_are_translated_on_a_vxlan_between_nodes() -> Result<()> {
     let vxlan = |own: Ipv4Addr, peer: Ipv4Addr| {
         format!("link add over type vxlan id 5 dstport 4789 local {own} remote {peer} dev under\n")
     };
-    expect_translated(&Kind {
-        near: vxlan(NEAR_UNDER, FAR_UNDER),
-        far: vxlan(FAR_UNDER, NEAR_UNDER),
-    })
+    expect_translated(&Kind::new(
+        vxlan(NEAR_UNDER, FAR_UNDER),
+        vxlan(FAR_UNDER, NEAR_UNDER),
+    ))
 }
 
 #[test]
@@ -154,10 +176,7 @@ fn packets_are_translated_on_an_ip_tunnel_between_nodes_unless_its_header_is_in_
     let tunnel = |own: Ipv4Addr, peer: Ipv4Addr| {
         format!("link add over type sit mode any local {own} remote {peer} dev under\n")
     };
-    let kind = Kind {
-        near: tunnel(NEAR_UNDER, FAR_UNDER),
-        far: tunnel(FAR_UNDER, NEAR_UNDER),
-    };
+    let kind = Kind::new(tunnel(NEAR_UNDER, FAR_UNDER), tunnel(FAR_UNDER, NEAR_UNDER));
     let (scene, _remote) = start(&kind)?;
     let packets = scene.node.status()?["packets"].take();
     let warnings = packets["warnings"].to_string();

@@ -42,6 +42,8 @@ pub struct ServiceSet {
 #[derive(Clone, Copy, Debug)]
 pub struct NodePortService {
     pub number: u32,
+    /// The protocol in lower case.
+    pub protocol: &'static str,
     pub port: u16,
     pub node_port: Option<u16>,
     pub endpoint: SocketAddr,

@@ -29,6 +29,7 @@ pub mod hold;
 pub mod kubelet;
 pub mod race;
 mod report;
+pub mod stream;
 pub mod tcp;
 pub mod udp;
 

@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Display,
-    fs::File,
+    fs::{self, File},
     io::{self, Read as _, Seek as _},
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
     os::fd::AsFd as _,
@@ -23,7 +23,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::{
     cgroup, environment,
     executor::{Executor, SandboxSpec, wire::Exit},
-    ip, wait,
+    ip, log, wait,
 };
 
 /// The timeout for a connect() or a response.
@@ -263,6 +263,15 @@ impl Command<'_> {
             stdout,
             stderr,
         })
+    }
+
+    /// Starts the command with its output in a file, and waits until it has written a word.
+    pub fn start_until(self, word: &str, output: &Path, within: Duration) -> Result<Process> {
+        let process = self.log(log::append(output)?).start()?;
+        let text = || fs::read_to_string(output).unwrap_or_default();
+        wait::until(within, || text().contains(word))
+            .with_context(|| format!("not {word}: {}", text()))?;
+        Ok(process)
     }
 }
 

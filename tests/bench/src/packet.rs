@@ -6,8 +6,6 @@
 //! inverse of the CPU time that one of them costs on the whole path. Each round measures every variant once, in shuffled
 //! order, and compares it with the direct requests of the same round.
 
-use std::net::{IpAddr, SocketAddr};
-
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde::Serialize;
@@ -16,14 +14,16 @@ use tunnel_tests::{
     environment,
     load::connect::Report,
     pod,
-    sandbox::{COMMAND_TIMEOUT, Sandbox},
+    sandbox::COMMAND_TIMEOUT,
     table::{Column, format_table, microseconds},
 };
 
 use self::{
-    nodes::{Nodes, Place, Translator},
+    nodes::{Nodes, Translator},
     program_times::ProgramTimes,
     refusals::Refusals,
+    rows::{Path, Row, Rows},
+    streams::{Streams, Translation},
 };
 use crate::{
     connect::real_time_prefix,
@@ -33,6 +33,8 @@ use crate::{
 mod nodes;
 mod program_times;
 mod refusals;
+mod rows;
+mod streams;
 
 /// The CPU that everything on the path of a request shares.
 const CPU: u32 = 0;
@@ -56,61 +58,12 @@ pub(crate) struct Options {
     /// them.
     #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "10,10000")]
     iptables: Vec<u32>,
+    /// The numbers of Services with which to measure Culvert with `service.packets.delivery: redirect`; an empty list skips it.
+    #[arg(long, num_args = 0.., value_delimiter = ',', default_value = "10,10000")]
+    redirect: Vec<u32>,
     /// The duration of one measurement, in milliseconds.
     #[arg(long, default_value_t = 100)]
     slot_millis: u64,
-}
-
-/// The requests of a row.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum Path {
-    /// To a backend on the node, through a node port if the variant translates.
-    Here,
-    /// To a backend on another node, which then sees the node's address.
-    Masqueraded,
-    /// To the backend on the node directly, through a node that translates other packets.
-    Foreign,
-    /// From a pod of the node to the backend on the node directly.
-    PodToPod,
-}
-
-impl Path {
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Here => "here",
-            Self::Masqueraded => "other node",
-            Self::Foreign => "not a Service",
-            Self::PodToPod => "pod to pod",
-        }
-    }
-
-    const fn place(self) -> Place {
-        match self {
-            Self::Here | Self::Foreign | Self::PodToPod => Place::Here,
-            Self::Masqueraded => Place::Elsewhere,
-        }
-    }
-
-    /// Returns the path with which this one is compared.
-    const fn direct(self) -> Self {
-        match self {
-            Self::Here | Self::Foreign => Self::Here,
-            Self::Masqueraded | Self::PodToPod => self,
-        }
-    }
-}
-
-/// A row of the table: a client, and the ports that it sends requests to.
-struct Row {
-    variant: String,
-    /// The number of Services with Culvert.
-    culvert: Option<u32>,
-    path: Path,
-    client: Sandbox,
-    first: SocketAddr,
-    count: u16,
-    apart: u16,
 }
 
 /// A row's medians.
@@ -135,6 +88,7 @@ struct Medians {
 struct Measurements {
     rounds: u32,
     lines: Vec<Medians>,
+    streams: Streams,
     #[serde(flatten)]
     times: Times,
 }
@@ -150,18 +104,15 @@ struct Times {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let programs = ProgramTimes::measure().context("cannot run the programs alone")?;
     let mut nodes = Nodes::default();
-    let mut rows = Vec::new();
+    let mut rows = Rows::default();
     for name in ["direct", "direct-again"] {
-        rows.extend(direct_rows(&mut nodes, name, Translator::None)?);
+        rows.add_direct(&mut nodes, name, (Translator::None, Translation::None))?;
     }
-    rows.extend(direct_rows(
-        &mut nodes,
-        "empty programs",
-        Translator::EmptyPrograms,
-    )?);
+    let empty = (Translator::EmptyPrograms, Translation::EmptyPrograms);
+    rows.add_direct(&mut nodes, "empty programs", empty)?;
     for count in &options.services {
         let start = Instant::now();
-        rows.extend(culvert_rows(&mut nodes, *count, options)?);
+        rows.add_culvert(&mut nodes, *count, options)?;
         if !options.common.json {
             println!(
                 "{count} services: ready after {} ms",
@@ -170,30 +121,34 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     if let Some(count) = options.services.first() {
-        rows.push(all_links_row(&mut nodes, *count, options)?);
+        rows.add_all_links(&mut nodes, *count, options)?;
+    }
+    for count in &options.redirect {
+        rows.add_redirect(&mut nodes, *count, options)?;
     }
     for count in &options.nft {
-        rows.extend(node_port_rows(
-            &mut nodes,
-            *count,
-            Translator::Nft(*count),
-            None,
-        )?);
+        let translator = (Translator::Nft(*count), Translation::Nft);
+        rows.add_node_ports(&mut nodes, *count, translator)?;
     }
     for count in &options.iptables {
-        rows.extend(node_port_rows(
-            &mut nodes,
-            *count,
-            Translator::Iptables(*count),
-            None,
-        )?);
+        let translator = (Translator::Iptables(*count), Translation::Iptables);
+        rows.add_node_ports(&mut nodes, *count, translator)?;
     }
+    let Rows {
+        requests: rows,
+        streams,
+    } = rows;
 
     let prefix = real_time_prefix(&rows[0].client);
     let rounds = run_rounds(options.rounds.max(1), &rows, |row| {
         measure(row, options.slot_millis, &prefix)
             .with_context(|| format!("{}, {}", row.variant, row.path.label()))
     })?;
+    let streams = streams::measure(
+        &streams,
+        (options.rounds.max(1), options.slot_millis),
+        &prefix,
+    )?;
     let lines: Vec<Medians> = (0..rows.len())
         .map(|at| medians(&rows, at, &rounds))
         .collect();
@@ -201,96 +156,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let of_culvert = rows.iter().find(|row| row.culvert.is_some());
     let refusals = of_culvert.map_or(Ok(Vec::new()), |row| refusals::measure(&row.client))?;
     let times = Times { programs, refusals };
-    let verdicts = verdicts(&lines, &rounds, &times);
-    let text = text(options.rounds, &lines, &times);
+    let mut verdicts = verdicts(&lines, &rounds, &times);
+    verdicts.extend(streams.verdicts());
+    let text = text(options.rounds, &lines, &times) + &streams.to_string();
     let measured = Measurements {
         rounds: options.rounds,
         lines,
+        streams,
         times,
     };
     let judged = options.common.report(&measured, &text, &verdicts);
     ensure!(failures == 0, "{failures} requests failed");
     judged
-}
-
-/// Creates the rows of a node without translation.
-fn direct_rows(nodes: &mut Nodes, name: &str, translator: Translator) -> Result<Vec<Row>> {
-    let node = nodes
-        .create(translator, CPU)
-        .with_context(|| name.to_owned())?;
-    let row = |path: Path, client: Sandbox| Row {
-        variant: name.to_owned(),
-        culvert: None,
-        path,
-        client,
-        first: node.backend(path.place()),
-        count: nodes::USED,
-        apart: 1,
-    };
-    Ok(vec![
-        row(Path::Here, node.client()),
-        row(Path::Masqueraded, node.client()),
-        row(Path::PodToPod, node.client_pod()?),
-    ])
-}
-
-/// Creates the row of a node that also translates packets on the links of pods.
-fn all_links_row(nodes: &mut Nodes, count: u32, options: &Options) -> Result<Row> {
-    let mut settings = options.common.settings()?;
-    "packets: { links: all }".clone_into(&mut settings.node_ports);
-    let node = nodes.create(Translator::Culvert(count, settings), CPU)?;
-    Ok(Row {
-        variant: format!("{} with all links", node.name()),
-        culvert: Some(count),
-        path: Path::PodToPod,
-        client: node.client_pod()?,
-        first: node.backend(Place::Here),
-        count: nodes::USED,
-        apart: 1,
-    })
-}
-
-fn culvert_rows(nodes: &mut Nodes, count: u32, options: &Options) -> Result<Vec<Row>> {
-    let translator = Translator::Culvert(count, options.common.settings()?);
-    let mut rows = node_port_rows(nodes, count, translator, Some(count))?;
-    if let Some(first) = rows.first() {
-        let backend = nodes.last()?.backend(Place::Here);
-        rows.push(Row {
-            variant: first.variant.clone(),
-            culvert: Some(count),
-            path: Path::Foreign,
-            client: first.client.clone(),
-            first: backend,
-            count: nodes::USED,
-            apart: 1,
-        });
-    }
-    Ok(rows)
-}
-
-/// Creates the rows of a node that translates node ports.
-fn node_port_rows(
-    nodes: &mut Nodes,
-    count: u32,
-    translator: Translator,
-    culvert: Option<u32>,
-) -> Result<Vec<Row>> {
-    let node = nodes
-        .create(translator, CPU)
-        .with_context(|| format!("with {count} Services"))?;
-    let row = |path: Path| {
-        let ports = nodes::ports(count, path.place());
-        Row {
-            variant: node.name().to_owned(),
-            culvert,
-            path,
-            client: node.client(),
-            first: SocketAddr::new(IpAddr::V4(nodes::NODE), ports.first),
-            count: ports.count,
-            apart: ports.apart,
-        }
-    };
-    Ok(vec![row(Path::Here), row(Path::Masqueraded)])
 }
 
 fn measure(row: &Row, millis: u64, prefix: &[String]) -> Result<Report> {
@@ -376,6 +253,10 @@ fn verdicts(lines: &[Medians], rounds: &[Vec<Report>], times: &Times) -> Vec<Ver
             Path::Masqueraded => {
                 let target = format!("{name}: at least 0.930 of direct");
                 verdicts.push(at_least(target, to_direct, 930));
+            }
+            Path::Redirected => {
+                let target = format!("{name}: at least 0.990 of direct");
+                verdicts.push(at_least(target, to_direct, 990));
             }
             Path::Foreign => {
                 let target = format!("{name}: at least 0.980 of direct");

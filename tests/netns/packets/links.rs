@@ -1,16 +1,11 @@
 //! The links whose packets are translated.
 
-use std::{
-    fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::Path,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
 use tunnel_tests::{
-    log,
     manifest::{Protocol, Service},
-    sandbox::{Command, Process, Sandbox},
+    sandbox::{Process, Sandbox},
     wait,
 };
 
@@ -79,7 +74,7 @@ fn programs_and_filters_of_others_on_uplinks_are_named() -> Result<()> {
     let directory = scene.node.network().lab().directory();
     let attach = |output: &str, arguments: &[&str]| {
         let command = host.lab_command(&[&["attach-empty"], arguments].concat())?;
-        start_and_wait(command, &directory.join(output), "attached")
+        command.start_until("attached", &directory.join(output), CHANGE_TIMEOUT)
     };
     let _others = [
         attach("program.log", &["uplink"])?,
@@ -105,14 +100,6 @@ fn programs_and_filters_of_others_on_uplinks_are_named() -> Result<()> {
         others.as_array().map(Vec::len),
         Some(4),
     )
-}
-
-/// Starts a command, and waits until its output contains a word.
-pub(super) fn start_and_wait(command: Command<'_>, output: &Path, word: &str) -> Result<Process> {
-    let process = command.log(log::append(output)?).start()?;
-    let has_word = || fs::read_to_string(output).is_ok_and(|it| it.contains(word));
-    wait::until(CHANGE_TIMEOUT, has_word).with_context(|| format!("not {word}"))?;
-    Ok(process)
 }
 
 /// The node's addresses on the link to [`REMOTE`].
@@ -149,7 +136,7 @@ fn remote_behind_tun(scene: &Scene) -> Result<(Sandbox, [Process; 2])> {
             .lab_command(&["tun", "--name", "tun"])?
             .option("--own", path(own))
             .option("--peer", path(peer));
-        let process = start_and_wait(create, &output, "created")?;
+        let process = create.start_until("created", &output, CHANGE_TIMEOUT)?;
         set_up(sandbox, "tun", ips)?;
         Ok(process)
     };

@@ -15,13 +15,13 @@ use tunnel_tests::{
 };
 
 use super::{
-    ADDRESSES, Backend, CLIENT, ENABLED, REMOTE, expect_reached, links::start_and_wait,
-    netfilter::load_rules, remote, route_to_node, service, start_with_remote_backend,
+    ADDRESSES, Backend, CLIENT, ENABLED, REMOTE, expect_reached, netfilter::load_rules, remote,
+    route_to_node, service, start_with_remote_backend,
 };
 use crate::{
     fixture::Scene,
     service_addresses::{self, configured},
-    support::{Dialer, HOST, HTTP, Vip, ensure_eq, run},
+    support::{CHANGE_TIMEOUT, Dialer, HOST, HTTP, Vip, ensure_eq, run},
 };
 
 /// A rule like that of flannel and Calico, which masquerades what is not from a pod on the way to one.
@@ -115,7 +115,7 @@ fn flows_pass_programs_of_others_before_and_behind() -> Result<()> {
         let attach = |name: &str| -> Result<Process> {
             let arguments = [&["attach-empty"], kind].concat();
             let command = scene.node.host().lab_command(&arguments)?;
-            start_and_wait(command, &Path::join(&directory, name), "attached")
+            command.start_until("attached", &Path::join(&directory, name), CHANGE_TIMEOUT)
         };
         let _before = attach("before.log")?;
         let (_remote, backend) = start_with_remote_backend(&scene)?;

@@ -96,6 +96,7 @@ fn connections_through_rules_like_those_of_kube_proxy_go_on_and_new_ones_are_not
     let remote = remote(&scene)?;
     let backend = Backend::at(&remote, REMOTE.ips())?;
     let rules = NodePortService {
+        protocol: "tcp",
         number: 0,
         port: HTTP,
         node_port: Some(NODE_HTTP),

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Result;
 use clap::Subcommand;
-use tunnel_tests::load::{self, Plan, connect, create_local_socket, hold, udp::Mode};
+use tunnel_tests::load::{self, Plan, connect, create_local_socket, hold, stream, udp::Mode};
 
 #[derive(Subcommand)]
 pub(crate) enum LoadCommand {
@@ -41,6 +41,13 @@ pub(crate) enum LoadCommand {
     },
     /// Connect sockets one after another, as fast as possible.
     Connect(connect::Plan),
+    /// Send packets of one flow, as many as possible.
+    Stream(stream::Plan),
+    /// Receive what `stream` sends on a port, until this process is killed.
+    Receive {
+        #[arg(long)]
+        port: u16,
+    },
     /// Open sockets and keep them open until this process is killed.
     Hold(hold::Plan),
 }
@@ -66,6 +73,8 @@ pub(crate) fn run(load: LoadCommand) -> Result<()> {
             &create_local_socket,
         )?),
         LoadCommand::Connect(plan) => crate::print(&connect::run(&plan)),
+        LoadCommand::Stream(plan) => crate::print(&stream::run(&plan)?),
+        LoadCommand::Receive { port } => stream::receive(port, || println!("listening")),
         LoadCommand::Hold(plan) => {
             let sockets = hold::open_sockets(&plan)?;
             println!("{} sockets", sockets.len());

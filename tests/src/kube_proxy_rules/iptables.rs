@@ -37,7 +37,7 @@ pub fn full_sync(service_set: &ServiceSet) -> String {
     let (mut chains, mut rules) = (String::new(), String::new());
     for number in 0..service_set.services {
         let (port, endpoints) = (service_set.port, &service_set.endpoints);
-        append_service(&mut chains, &mut rules, (number, port), endpoints);
+        append_service(&mut chains, &mut rules, (number, "tcp", port), endpoints);
     }
     table(chains, &rules)
 }
@@ -46,8 +46,9 @@ pub fn full_sync(service_set: &ServiceSet) -> String {
 pub fn node_ports(services: &[NodePortService]) -> String {
     let (mut chains, mut rules) = (String::new(), String::new());
     for service in services {
-        let (number, port) = (service.number, service.port);
-        append_service(&mut chains, &mut rules, (number, port), &[service.endpoint]);
+        let (number, protocol) = (service.number, service.protocol);
+        let frontend = (number, protocol, service.port);
+        append_service(&mut chains, &mut rules, frontend, &[service.endpoint]);
         let Some(node_port) = service.node_port else {
             continue;
         };
@@ -55,7 +56,7 @@ pub fn node_ports(services: &[NodePortService]) -> String {
         let comment = format!("-m comment --comment \"default/svc-{number}:http");
         chains.push_str(&format!(":{external} - [0:0]\n"));
         rules.push_str(&format!(
-            "-A KUBE-NODEPORTS {comment}\" -m tcp -p tcp --dport {node_port} -j {external}\n\
+            "-A KUBE-NODEPORTS {comment}\" -m {protocol} -p {protocol} --dport {node_port} -j {external}\n\
              -A {external} {comment} external destinations\" -j KUBE-MARK-MASQ\n\
              -A {external} -j KUBE-SVC-{number:016}\n"
         ));
@@ -98,13 +99,13 @@ fn table(services: String, rules: &str) -> String {
 fn append_service(
     chains: &mut String,
     rules: &mut String,
-    (number, port): (u32, u16),
+    (number, protocol, port): (u32, &str, u16),
     endpoints: &[SocketAddr],
 ) {
     let (address, pods) = (ServiceSet::address(number), ServiceSet::pods());
     let service = format!("KUBE-SVC-{number:016}");
     let comment = format!("-m comment --comment \"default/svc-{number}:http");
-    let to = format!("-m tcp -p tcp -d {address} --dport {port}");
+    let to = format!("-m {protocol} -p {protocol} -d {address} --dport {port}");
     chains.push_str(&format!(":{service} - [0:0]\n"));
     rules.push_str(&format!(
         "-A KUBE-SERVICES {comment} cluster IP\" {to} -j {service}\n\
@@ -125,7 +126,7 @@ fn append_service(
         rules.push_str(&format!(
             "-A {service} {comment} -> {to}\" {probability}-j {endpoint}\n\
              -A {endpoint} {comment}\" -s {own} -j KUBE-MARK-MASQ\n\
-             -A {endpoint} {comment}\" -m tcp -p tcp -j DNAT --to-destination {to}\n"
+             -A {endpoint} {comment}\" -m {protocol} -p {protocol} -j DNAT --to-destination {to}\n"
         ));
     }
 }

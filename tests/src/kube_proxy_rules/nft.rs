@@ -17,8 +17,8 @@ pub fn loader(sandbox: &Sandbox) -> Loader {
 pub fn full_sync(service_set: &ServiceSet) -> String {
     let mut text = base_table();
     for number in 0..service_set.services {
-        append_cluster_ip(&mut text, number, service_set.port);
-        append_service(&mut text, number, &service_set.endpoints);
+        append_cluster_ip(&mut text, number, ("tcp", service_set.port));
+        append_service(&mut text, (number, "tcp"), &service_set.endpoints);
     }
     text
 }
@@ -28,18 +28,18 @@ pub fn node_ports(node: IpAddr, services: &[NodePortService]) -> String {
     let mut text = base_table();
     text.push_str(&format!("add element {TABLE} nodeport-ips {{ {node} }}\n"));
     for service in services {
-        let number = service.number;
-        append_cluster_ip(&mut text, number, service.port);
-        append_service(&mut text, number, &[service.endpoint]);
+        let (number, protocol) = (service.number, service.protocol);
+        append_cluster_ip(&mut text, number, (protocol, service.port));
+        append_service(&mut text, (number, protocol), &[service.endpoint]);
         let Some(node_port) = service.node_port else {
             continue;
         };
-        let external = format!("external-{number:08}-default/svc-{number}/tcp/http");
+        let external = format!("external-{number:08}-default/svc-{number}/{protocol}/http");
         text.push_str(&format!(
             "add chain {TABLE} {external}\n\
              add rule {TABLE} {external} jump mark-for-masquerade\n\
              add rule {TABLE} {external} goto {}\n\
-             add element {TABLE} service-nodeports {{ tcp . {node_port} : goto {external} }}\n",
+             add element {TABLE} service-nodeports {{ {protocol} . {node_port} : goto {external} }}\n",
             service_chain(number)
         ));
     }
@@ -47,12 +47,12 @@ pub fn node_ports(node: IpAddr, services: &[NodePortService]) -> String {
 }
 
 /// Appends a Service's empty chain, and the elements for its ClusterIP.
-fn append_cluster_ip(text: &mut String, number: u32, port: u16) {
+fn append_cluster_ip(text: &mut String, number: u32, (protocol, port): (&str, u16)) {
     let (address, chain) = (ServiceSet::address(number), service_chain(number));
     text.push_str(&format!(
         "add chain {TABLE} {chain}\n\
          add element {TABLE} cluster-ips {{ {address} }}\n\
-         add element {TABLE} service-ips {{ {address} . tcp . {port} : goto {chain} }}\n"
+         add element {TABLE} service-ips {{ {address} . {protocol} . {port} : goto {chain} }}\n"
     ));
 }
 
@@ -69,7 +69,7 @@ pub fn partial_sync(
         "add chain {TABLE} {chain}\nflush chain {TABLE} {chain}\n",
         chain = service_chain(number)
     );
-    append_service(&mut text, number, endpoints);
+    append_service(&mut text, (number, "tcp"), endpoints);
     for to in removed {
         text.push_str(&format!(
             "flush chain {TABLE} {}\n",
@@ -86,7 +86,7 @@ pub fn partial_sync(
 }
 
 /// Appends the rules for a Service and its endpoints. The Service's chain must exist and be empty.
-fn append_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
+fn append_service(text: &mut String, (number, protocol): (u32, &str), endpoints: &[SocketAddr]) {
     let chain = service_chain(number);
     let (address, pods) = (ServiceSet::address(number), ServiceSet::pods());
     for to in endpoints {
@@ -96,7 +96,7 @@ fn append_service(text: &mut String, number: u32, endpoints: &[SocketAddr]) {
             "add chain {TABLE} {chain}\n\
              flush chain {TABLE} {chain}\n\
              add rule {TABLE} {chain} ip saddr {own} jump mark-for-masquerade\n\
-             add rule {TABLE} {chain} meta l4proto tcp dnat to {to}\n"
+             add rule {TABLE} {chain} meta l4proto {protocol} dnat to {to}\n"
         ));
     }
     let goto = |(index, to): (usize, &SocketAddr)| {

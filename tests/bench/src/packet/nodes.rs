@@ -1,7 +1,6 @@
 //! The nodes of the benchmark of packets: what translates on each of them, their Services, and their servers.
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
@@ -12,8 +11,7 @@ use tunnel_common::table::MapSizes;
 use tunnel_tests::{
     culvert_instance::{self, InstanceSettings},
     kube_proxy_rules::{NodePortService, iptables, nft},
-    log,
-    manifest::Protocol,
+    manifest::{Protocol, Service},
     node::Node,
     node_network::HOST_V4,
     pod::Server,
@@ -36,6 +34,10 @@ const TARGET_PORT: u16 = 9000;
 /// The address of the server on another node, and the node's address on the link to it.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+
+/// The port of the server for streams of packets, and its node port.
+const STREAM_PORT: u16 = 9100;
+pub(super) const STREAM_NODE_PORT: u16 = 32_002;
 
 /// The first node port for each place, and the maximum number of node ports for each.
 const FIRST_NODE_PORTS: [u16; 2] = [30_000, 31_000];
@@ -137,7 +139,8 @@ pub(super) struct Nodes(Vec<BenchNode>);
 pub(super) struct BenchNode {
     name: String,
     backends: [SocketAddr; 2],
-    _servers: (Server, Server, Option<Process>),
+    _servers: (Server, Server),
+    _processes: (Process, Option<Process>),
     _elsewhere: Sandbox,
     node: Node,
 }
@@ -177,6 +180,15 @@ impl BenchNode {
         let elsewhere = create_elsewhere(&node)?;
         let directory = node.network().lab().directory();
         let remote = Server::start_in(&elsewhere, directory, "elsewhere", &listeners, Some(cpu))?;
+        let streams = elsewhere
+            .lab_command(&["load", "receive"])?
+            .option("--port", STREAM_PORT)
+            .cpu(cpu);
+        let streams =
+            streams.start_until("listening", &directory.join("streams.log"), READY_TIMEOUT)?;
+        // The client sends single packets, however long a chunk of a stream is.
+        let single = ["ip", "link", "set", "eth0", "gso_max_segs", "1"];
+        node.outside().run(&single)?;
         let backends = [
             backend.addr_v4(TARGET_PORT),
             SocketAddr::from((ELSEWHERE, TARGET_PORT)),
@@ -185,7 +197,8 @@ impl BenchNode {
         let created = Self {
             name,
             backends,
-            _servers: (server, remote, programs),
+            _servers: (server, remote),
+            _processes: (streams, programs),
             _elsewhere: elsewhere,
             node,
         };
@@ -215,6 +228,11 @@ impl BenchNode {
 
     pub(super) const fn backend(&self, place: Place) -> SocketAddr {
         self.backends[place.index()]
+    }
+
+    /// Returns the address of the server for streams of packets, which is on another node.
+    pub(super) fn streams(&self) -> SocketAddr {
+        SocketAddr::from((ELSEWHERE, STREAM_PORT))
     }
 
     fn is_served(&self, to: SocketAddr) -> bool {
@@ -267,6 +285,7 @@ fn translate(
     let of_services = |services: u32| -> Vec<_> {
         let all = (0..services).map(|number| NodePortService {
             number,
+            protocol: "tcp",
             port: PORT,
             node_port: node_port(services, number),
             endpoint: SocketAddr::new(
@@ -274,20 +293,24 @@ fn translate(
                 target_port(services, number),
             ),
         });
-        all.collect()
+        let streams = ["tcp", "udp"].into_iter().zip(services..);
+        let streams = streams.map(|(protocol, number)| NodePortService {
+            number,
+            protocol,
+            port: PORT,
+            node_port: Some(STREAM_NODE_PORT),
+            endpoint: SocketAddr::from((ELSEWHERE, STREAM_PORT)),
+        });
+        all.chain(streams).collect()
     };
     match translator {
         Translator::None => Ok((String::new(), None)),
         Translator::EmptyPrograms => {
-            let log = directory.join("attach-empty.log");
             let command = node
                 .host()
-                .lab_command(&["attach-empty", "uplink", "uplink2"])?
-                .log(log::append(&log)?);
-            let process = command.start()?;
-            let output = || fs::read_to_string(&log).unwrap_or_default();
-            wait::until(READY_TIMEOUT, || output().contains("attached"))
-                .with_context(|| format!("no program is attached: {}", output()))?;
+                .lab_command(&["attach-empty", "uplink", "uplink2"])?;
+            let output = directory.join("attach-empty.log");
+            let process = command.start_until("attached", &output, READY_TIMEOUT)?;
             Ok((String::new(), Some(process)))
         }
         Translator::Culvert(services, _) => {
@@ -307,6 +330,7 @@ fn translate(
                 node.apply(file)?;
             }
             node.apply(refusals::service())?;
+            node.apply(stream_service())?;
             node.start()?;
             Ok((format!("{services} services"), None))
         }
@@ -322,6 +346,17 @@ fn translate(
             Ok((format!("{services}, {program}"), None))
         }
     }
+}
+
+/// Returns the Service of the server for streams of packets.
+fn stream_service() -> Service {
+    let address = IpAddr::from([10, 98, 0, 2]);
+    Service::new("streams", [address])
+        .port(Protocol::TCP, PORT, STREAM_PORT)
+        .node_port(STREAM_NODE_PORT)
+        .port(Protocol::UDP, PORT, STREAM_PORT)
+        .node_port(STREAM_NODE_PORT)
+        .backend(IpAddr::V4(ELSEWHERE))
 }
 
 #[cfg(test)]

@@ -234,31 +234,61 @@ impl Explainer {
         let _running = self.running.lock().await;
         let maps = ServiceLookup::open(&self.pins).map_err(describe)?;
         let names = self.services.port_names(None);
-        let Some(link) = &question.link else {
-            let way = way_to(question.from.ip(), None).await.map_err(describe)?;
-            let PacketsView {
-                uplinks, pod_links, ..
-            } = self.packets.borrow().clone();
-            return match way {
-                Way::Local => socket::explain(question, "this host", (&maps, &names)),
-                Way::Link { name, .. }
-                    if question.protocol == Protocol::SCTP && pod_links.contains(&name) =>
-                {
-                    self.packet(question, &name, (&maps, &names)).await
+        let maps = (&maps, &names);
+        let way = way_to(question.from.ip(), None).await.map_err(describe)?;
+        match (way, &question.link) {
+            (Way::Local, Some(link)) => {
+                let answer = Explanation::new(question, Kind::Packet);
+                self.packet_of_host(question, answer, link, maps).await
+            }
+            (_, Some(link)) => self.packet(question, link, maps).await,
+            (Way::Local, None) => self.socket_of_host(question, maps).await,
+            (Way::Link { name, .. }, None) => {
+                let PacketsView {
+                    uplinks, pod_links, ..
+                } = self.packets.borrow().clone();
+                let is_packet = question.protocol == Protocol::SCTP && pod_links.contains(&name);
+                if is_packet || uplinks.contains(&name) {
+                    return self.packet(question, &name, maps).await;
                 }
-                Way::Link { name, .. } if !uplinks.contains(&name) => {
-                    let sender = format!("a pod of this node, behind {name}");
-                    socket::explain(question, &sender, (&maps, &names))
-                }
-                Way::Link { name, .. } => self.packet(question, &name, (&maps, &names)).await,
-                Way::None(why) => Err(format!(
-                    "this host has no way to {} ({why}), so it is not known by which link its packets arrive: name it \
-                     with --by",
-                    question.from.ip()
-                )),
-            };
-        };
-        self.packet(question, link, (&maps, &names)).await
+                let sender = format!("a pod of this node, behind {name}");
+                socket::explain(question, &sender, maps)
+            }
+            (Way::None(why), None) => Err(format!(
+                "this host has no way to {} ({why}), so it is not known by which link its packets arrive: name it \
+                 with --by",
+                question.from.ip()
+            )),
+        }
+    }
+
+    /// Explains a connection or datagram of this host. If the programs at the sockets leave it alone, follows its packet.
+    async fn socket_of_host(
+        &self,
+        question: &Question,
+        maps: (&ServiceLookup, &PortNames),
+    ) -> Result<Explanation, String> {
+        let answer = socket::explain(question, "this host", maps)?;
+        let is_for_packets = answer.service.is_some() || question.protocol == Protocol::SCTP;
+        if answer.outcome != Outcome::LeftAlone || !is_for_packets {
+            return Ok(answer);
+        }
+        match way_to(question.to.ip(), None).await.map_err(describe)? {
+            Way::Link { name, .. } => self.packet_of_host(question, answer, &name, maps).await,
+            Way::Local | Way::None(_) => Ok(answer),
+        }
+    }
+
+    async fn packet_of_host(
+        &self,
+        question: &Question,
+        answer: Explanation,
+        link: &str,
+        maps: (&ServiceLookup, &PortNames),
+    ) -> Result<Explanation, String> {
+        let view = self.packets.borrow().clone();
+        let (link, trials) = ((link, &view), self.trials.as_ref());
+        packet::explain_of_host(question, answer, link, trials, maps).await
     }
 
     async fn packet(

@@ -1,16 +1,20 @@
 //! `culvert explain`: what becomes of packets and connections, without an effect on the node.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use serde_json::Value;
+use tunnel_tests::wait;
 
-use super::{ADDRESSES, connect_to_node_port, exchange_stream, service, start_with_remote_backend};
+use super::{
+    ADDRESSES, CLIENT, ENABLED, REMOTE, connect_to_node_port, exchange_stream, expect_reached,
+    host::outside_the_cgroup, service, start_with_remote_backend,
+};
 use crate::{
     fixture::{Scene, WEB},
     service_addresses::{NODE_HTTP, configured},
-    support::{HTTP, ensure_eq, maps_directory},
+    support::{CHANGE_TIMEOUT, Dialer, HOST, HTTP, HTTP_TARGET, ensure_eq, maps_directory},
 };
 
 /// Returns the answer of `culvert explain`.
@@ -97,6 +101,60 @@ fn an_explanation_follows_a_packet_to_its_backend_and_changes_no_map() -> Result
 
     ensure_eq("maps", written_maps(&scene)?, before)?;
     exchange_stream(&one, &other)
+}
+
+#[test]
+fn an_explanation_follows_a_packet_of_this_host() -> Result<()> {
+    let scene = configured(ENABLED)?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
+    let process = outside_the_cgroup(&scene, CLIENT)?;
+    let before = written_maps(&scene)?;
+    let (what, vip, ports) = ADDRESSES[0];
+    for (dialler, own) in [Dialer::V4, Dialer::V6].into_iter().zip(HOST.ips()) {
+        let to = dialler.address(vip, ports[0]).to_string();
+        let from = own.to_string();
+        let packet = explain(&scene, &["--from", &from, "--to", &to, "--by", "uplink"])?;
+        ensure_eq("outcome", packet["outcome"].as_str(), Some("delivered"))?;
+        let at = dialler.address(REMOTE, HTTP_TARGET).to_string();
+        ensure_eq("backend", packet["backend"].as_str(), Some(&*at))?;
+        let seen: SocketAddr = packet["seenAs"].as_str().context("no sender")?.parse()?;
+        ensure_eq("seen as", seen.ip(), own)?;
+        let socket = explain(&scene, &["--from", &from, "--to", &to])?;
+        ensure_eq("kind", socket["kind"].as_str(), Some("socket"))?;
+    }
+    ensure_eq("maps", written_maps(&scene)?, before)?;
+    expect_reached(&process, &backend, (vip, ports), HOST.ips()).context(what)?;
+
+    // A Service that is excluded from sockets has the packets of all processes.
+    let excluded = service("Cluster").annotated("culvert.dev/socket-translation", "disabled");
+    scene.node.apply(excluded.backends(REMOTE.ips()))?;
+    let to = format!("{}:{HTTP}", WEB.v4);
+    let from = HOST.v4.to_string();
+    let steps = || {
+        let answer = explain(&scene, &["--from", &from, "--to", &to]).unwrap_or_default();
+        (
+            answer["outcome"] == "delivered",
+            answer["steps"].to_string(),
+        )
+    };
+    wait::until(CHANGE_TIMEOUT, || steps().1.contains("leaves by uplink"))?;
+    let (is_delivered, steps) = steps();
+    ensure!(
+        is_delivered && steps.contains("does not serve this socket"),
+        "{steps}"
+    );
+
+    // Without the programs on the link to the backend, packets are refused.
+    let pod = scene.node.pod("local")?;
+    scene
+        .node
+        .apply(service("Cluster").backends([pod.v4(), pod.v6()]))?;
+    let refused = || {
+        let answer = explain(&scene, &["--from", &from, "--to", &to, "--by", "uplink"]);
+        let answer = answer.unwrap_or_default();
+        answer["outcome"] == "refused" && answer["reason"] == "host_no_route"
+    };
+    wait::until(CHANGE_TIMEOUT, refused).context("not refused")
 }
 
 #[test]

@@ -256,6 +256,19 @@ impl PacketTrial {
         self.run(&table::OUT, frame, link)
     }
 
+    /// Runs the program for packets that leave by a link on a frame, as if no other link had handed it to this host. The program
+    /// may then decide about it as about a packet of this host, and needs to know the link to the backend.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a map can't be read or written, or if the kernel can't run the program.
+    pub fn leave_host(&self, frame: &[u8], link: u32) -> Result<FrameRun, TrialError> {
+        for (index, known) in self.node_links.read_all()? {
+            self.links.write(&index, &known)?;
+        }
+        self.leave(frame, link)
+    }
+
     /// Runs a program on a frame, as if the device on which the kernel runs it were the link.
     fn run(&self, row: &Program, frame: &[u8], link: u32) -> Result<FrameRun, TrialError> {
         match self.node_links.find(&link)? {

@@ -20,7 +20,8 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "ADDRESS:PORT[/PROTOCOL]", value_parser = receiver, required_unless_present = "service")]
     to: Option<Receiver>,
     /// The link by which the packet arrives. By default, it is the one of the route to the sender. A sender on this node is
-    /// explained as a socket, otherwise as a packet.
+    /// explained as a socket, otherwise as a packet. If the sender is this host, the link by which a packet leaves whose socket
+    /// meets no program.
     #[arg(long, value_name = "LINK")]
     by: Option<String>,
     /// Explain packets to each address of this Service, NAME or NAMESPACE/NAME, in the family of the sender.

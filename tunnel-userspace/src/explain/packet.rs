@@ -1,8 +1,10 @@
-//! Explains packets that arrive: the programs are run on a frame, and the kernel is asked for the way in between.
+//! Explains packets that arrive, and those of this host whose sockets meet no program: the programs are run on a frame, and the
+//! kernel is asked for the way in between.
 
 use tunnel_common::{
     affinity::AffinityKey,
     flow::{Endpoint, Flow},
+    packet_link::PacketLink,
     reason::Reason,
 };
 
@@ -30,20 +32,11 @@ pub(super) async fn explain(
 ) -> Result<Explanation, String> {
     let mut answer = Explanation::new(question, Kind::Packet);
     answer.step("link", format!("a packet arrives by {link}"));
-    answer.notes.push(
-        "rules of netfilter (FORWARD, NetworkPolicies) and programs of others are not considered"
-            .to_owned(),
-    );
-    answer.notes.extend(view.warnings.iter().cloned());
-    let index = index_of_link(link).ok_or_else(|| format!("this host has no link {link}"))?;
-    let Some(trials) = trials else {
-        return Ok(answer.leave_alone(link, "packets are not translated (service.packets.enabled)"));
+    let (answer, begun) = begin(answer, (link, view), trials)?;
+    let Some((trial, index)) = begun else {
+        return Ok(answer);
     };
-    if !has_programs(view, link) {
-        let why = "the link has no programs that translate packets; `culvert status` lists those that have";
-        return Ok(answer.leave_alone(link, why));
-    }
-    let trial = trials.begin().map_err(describe)?;
+    let mut answer = answer;
     let arrived = arrive(question, &mut answer, (&trial, index), (maps, names))?;
     let Some((frame, ends)) = arrived else {
         return Ok(answer);
@@ -63,6 +56,56 @@ pub(super) async fn explain(
     Ok(answer)
 }
 
+/// Explains a packet of this host whose socket meets no program, and which leaves by a link. `answer` has the steps before.
+pub(super) async fn explain_of_host(
+    question: &Question,
+    mut answer: Explanation,
+    (link, view): (&str, &PacketsView),
+    trials: Option<&PacketTrials>,
+    (maps, names): (&ServiceLookup, &PortNames),
+) -> Result<Explanation, String> {
+    answer.step("link", format!("a packet of this host leaves by {link}"));
+    let (answer, begun) = begin(answer, (link, view), trials)?;
+    let Some((trial, index)) = begun else {
+        return Ok(answer);
+    };
+    let mut answer = answer;
+    let left = leave_host(question, &mut answer, (&trial, index), (maps, names))?;
+    let Some((frame, (_, backend))) = left else {
+        return Ok(answer);
+    };
+    let way = way_to(backend.address.to_ip(), None)
+        .await
+        .map_err(describe)?;
+    leave(&mut answer, &trial, (&frame, way), view)?;
+    Ok(answer)
+}
+
+/// Begins a trial of the programs of a link, and returns it with the index of the link. There is none if the link has no
+/// programs: the packet is left alone.
+fn begin(
+    mut answer: Explanation,
+    (link, view): (&str, &PacketsView),
+    trials: Option<&PacketTrials>,
+) -> Result<(Explanation, Option<(PacketTrial, u32)>), String> {
+    answer.notes.push(
+        "rules of netfilter (FORWARD, NetworkPolicies) and programs of others are not considered"
+            .to_owned(),
+    );
+    answer.notes.extend(view.warnings.iter().cloned());
+    let index = index_of_link(link).ok_or_else(|| format!("this host has no link {link}"))?;
+    let Some(trials) = trials else {
+        let why = "packets are not translated (service.packets.enabled)";
+        return Ok((answer.leave_alone(link, why), None));
+    };
+    if !has_programs(view, link) {
+        let why = "the link has no programs that translate packets; `culvert status` lists those that have";
+        return Ok((answer.leave_alone(link, why), None));
+    }
+    let trial = trials.begin().map_err(describe)?;
+    Ok((answer, Some((trial, index))))
+}
+
 /// Returns true if a link has the programs.
 fn has_programs(view: &PacketsView, link: &str) -> bool {
     let mut links = view.uplinks.iter().chain(&view.pod_links);
@@ -80,39 +123,10 @@ fn arrive(
     (maps, names): (&ServiceLookup, &PortNames),
 ) -> Result<Option<Arrived>, String> {
     let (from, to) = (question.sender(), question.receiver());
-    let known = trial
-        .copy_flow(from, to, question.protocol)
-        .map_err(describe)?;
-    let found = maps
-        .frontend(&question.key(), &question.client())
-        .map_err(describe)?;
-    if let Some(found) = &found {
-        let set = trial
-            .traffic(link, from.address)
-            .map_err(describe)?
-            .set(&found.frontend);
-        answer.service = Some(names.name(found.frontend.service));
-        answer.step("frontend", describe_frontend(found, set, names));
-        let key = AffinityKey {
-            client: question.client(),
-            service: found.frontend.service,
-        };
-        trial.copy_affinity(&key).map_err(describe)?;
-    } else {
-        answer.step("frontend", "no Service has this address, port and protocol");
-    }
-    answer.step("flow", describe_flow(known.as_ref()));
+    let known = look_up(question, answer, (trial, link), (maps, names))?;
     let frame = first_of(from, to, question.protocol);
     let run = trial.arrive(&frame, link).map_err(describe)?;
-    let reasons = trial.reasons().map_err(describe)?;
-    if let Some(reason) = reasons.first() {
-        answer.set_reason(*reason);
-    }
-    let why = reasons
-        .iter()
-        .map(|reason| reason.meaning())
-        .collect::<Vec<_>>()
-        .join("; ");
+    let (reasons, why) = counted(answer, trial)?;
     match run.verdict {
         PASS => {}
         DROP => {
@@ -151,6 +165,99 @@ fn arrive(
         );
     }
     Ok(Some((run.frame, ends)))
+}
+
+/// Adds the frontend of a packet, and its flow, to the answer. `link` is that of the sender. Returns the flow.
+fn look_up(
+    question: &Question,
+    answer: &mut Explanation,
+    (trial, link): (&PacketTrial, u32),
+    (maps, names): (&ServiceLookup, &PortNames),
+) -> Result<Option<Flow>, String> {
+    let (from, to) = (question.sender(), question.receiver());
+    let known = trial
+        .copy_flow(from, to, question.protocol)
+        .map_err(describe)?;
+    let found = maps
+        .frontend(&question.key(), &question.client())
+        .map_err(describe)?;
+    if let Some(found) = &found {
+        let set = trial
+            .traffic(link, from.address)
+            .map_err(describe)?
+            .set(&found.frontend);
+        answer.service = Some(names.name(found.frontend.service));
+        answer.step("frontend", describe_frontend(found, set, names));
+        let key = AffinityKey {
+            client: question.client(),
+            service: found.frontend.service,
+        };
+        trial.copy_affinity(&key).map_err(describe)?;
+    } else {
+        answer.step("frontend", "no Service has this address, port and protocol");
+    }
+    answer.step("flow", describe_flow(known.as_ref()));
+    Ok(known)
+}
+
+/// Returns the reasons that the programs have counted, also as text, and adds the first one to the answer.
+fn counted(answer: &mut Explanation, trial: &PacketTrial) -> Result<(Vec<Reason>, String), String> {
+    let reasons = trial.reasons().map_err(describe)?;
+    if let Some(reason) = reasons.first() {
+        answer.set_reason(*reason);
+    }
+    let meanings = reasons.iter().map(|reason| reason.meaning());
+    let why = meanings.collect::<Vec<_>>().join("; ");
+    Ok((reasons, why))
+}
+
+/// Runs the program for packets that leave on a packet of this host. Returns the frame afterwards, if it goes on to a backend.
+fn leave_host(
+    question: &Question,
+    answer: &mut Explanation,
+    (trial, link): (&PacketTrial, u32),
+    (maps, names): (&ServiceLookup, &PortNames),
+) -> Result<Option<Arrived>, String> {
+    let (from, to) = (question.sender(), question.receiver());
+    look_up(question, answer, (trial, PacketLink::HOST), (maps, names))?;
+    let frame = first_of(from, to, question.protocol);
+    let run = trial.leave_host(&frame, link).map_err(describe)?;
+    let (_, why) = counted(answer, trial)?;
+    let ends = ends(&run.frame);
+    let refused = run.verdict == DROP || ends.is_none_or(|(source, _)| source == to);
+    match ends {
+        _ if run.verdict == PASS => {
+            answer.outcome = Outcome::LeftAlone;
+            answer.step("out", "leaves the packet alone");
+            Ok(None)
+        }
+        Some(ends) if !refused => {
+            answer.outcome = Outcome::Delivered;
+            answer.backend = Some(text(ends.1));
+            answer.step(
+                "out",
+                format!(
+                    "the destination becomes {}, and the packet is sent by the route to it",
+                    text(ends.1)
+                ),
+            );
+            Ok(Some((run.frame, ends)))
+        }
+        Some(_) | None => {
+            answer.outcome = if run.verdict == DROP {
+                Outcome::Dropped
+            } else {
+                Outcome::Refused
+            };
+            let what = if run.verdict == DROP {
+                "drops the packet"
+            } else {
+                "answers the packet by a reset or an ICMP error"
+            };
+            answer.step("out", format!("{what}: {why}"));
+            Ok(None)
+        }
+    }
 }
 
 fn describe_flow(flow: Option<&Flow>) -> String {

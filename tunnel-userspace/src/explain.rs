@@ -30,6 +30,9 @@ use crate::{
 /// The port of a sender that the question leaves out.
 const PORT: u16 = 40_000;
 
+/// The step for packets between addresses of this host.
+const TO_ITSELF: &str = "the receiver is an address of this host: its packets reach no link";
+
 /// The maximum number of backends that an explanation lists.
 const MAX_LISTED: usize = 8;
 
@@ -42,7 +45,8 @@ pub struct Question {
     pub to: SocketAddr,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// The link by which the packet arrives. If `None`, it is the one of the kernel's route to the sender.
+    /// The link by which the packet arrives, or leaves if the sender is this host. If `None`, it is the one of the kernel's route
+    /// to the sender.
     pub link: Option<String>,
 }
 
@@ -52,7 +56,7 @@ pub struct Question {
 pub enum Kind {
     /// A socket of this node or of one of its pods.
     Socket,
-    /// A packet that arrives.
+    /// A packet that arrives, or one of this host whose socket meets no program.
     Packet,
 }
 
@@ -239,7 +243,12 @@ impl Explainer {
         match (way, &question.link) {
             (Way::Local, Some(link)) => {
                 let answer = Explanation::new(question, Kind::Packet);
-                self.packet_of_host(question, answer, link, maps).await
+                match way_to(question.to.ip(), None).await.map_err(describe)? {
+                    Way::Local => Ok(answer.leave_alone("route", TO_ITSELF)),
+                    Way::Link { .. } | Way::None(_) => {
+                        self.packet_of_host(question, answer, link, maps).await
+                    }
+                }
             }
             (_, Some(link)) => self.packet(question, link, maps).await,
             (Way::Local, None) => self.socket_of_host(question, maps).await,
@@ -275,7 +284,11 @@ impl Explainer {
         }
         match way_to(question.to.ip(), None).await.map_err(describe)? {
             Way::Link { name, .. } => self.packet_of_host(question, answer, &name, maps).await,
-            Way::Local | Way::None(_) => Ok(answer),
+            Way::Local => Ok(answer.leave_alone("route", TO_ITSELF)),
+            Way::None(why) => {
+                let why = format!("this host has no way to the receiver: {why}");
+                Ok(answer.leave_alone("route", why))
+            }
         }
     }
 

@@ -132,18 +132,21 @@ pub(super) fn send_until_received(
     receiver: &UdpSocket,
     size: usize,
 ) -> Result<(SocketAddr, u32)> {
-    let data = vec![7; size];
     let mut received = vec![0; size + 1];
     receiver.set_read_timeout(Some(Duration::from_secs(1)))?;
     for lost in 0..5 {
+        let data = vec![lost; size];
         match from.send_to(&data, to) {
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(Errno::EMSGSIZE as i32) => {}
             Err(error) => return Err(error.into()),
         }
-        if let Ok((length, sender)) = receiver.recv_from(&mut received) {
-            ensure!(received[..length] == data, "other data: {length} bytes");
-            return Ok((sender, lost));
+        while let Ok((length, sender)) = receiver.recv_from(&mut received) {
+            ensure!(length == size, "another size: {length} bytes");
+            // One that was sent earlier may be late.
+            if received[..length] == data {
+                return Ok((sender, lost.into()));
+            }
         }
     }
     bail!("no datagram from {from:?} to {to}")

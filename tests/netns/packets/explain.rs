@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use serde_json::Value;
-use tunnel_tests::wait;
+use tunnel_tests::{manifest::Protocol, wait};
 
 use super::{
     ADDRESSES, CLIENT, ENABLED, REMOTE, connect_to_node_port, exchange_stream, expect_reached,
@@ -16,6 +16,9 @@ use crate::{
     service_addresses::{NODE_HTTP, configured},
     support::{CHANGE_TIMEOUT, Dialer, HOST, HTTP, HTTP_TARGET, ensure_eq, maps_directory},
 };
+
+/// The Service's port for SCTP.
+const SIGNAL: u16 = 3868;
 
 /// Returns the answer of `culvert explain`.
 pub(super) fn explain(scene: &Scene, arguments: &[&str]) -> Result<Value> {
@@ -144,6 +147,15 @@ fn an_explanation_follows_a_packet_of_this_host() -> Result<()> {
         "{steps}"
     );
 
+    // Packets to the host's own addresses reach no link.
+    let own = format!("{}:{NODE_HTTP}", HOST.v4);
+    for by in [&["--by", "uplink"][..], &[]] {
+        let answer = explain(&scene, &[&["--from", &from, "--to", &own], by].concat())?;
+        ensure_eq("outcome", answer["outcome"].as_str(), Some("leftAlone"))?;
+        let steps = answer["steps"].to_string();
+        ensure!(steps.contains("reach no link"), "{steps}");
+    }
+
     // Without the programs on the link to the backend, packets are refused.
     let pod = scene.node.pod("local")?;
     scene
@@ -163,7 +175,7 @@ fn an_explanation_names_what_is_refused_dropped_and_left_alone() -> Result<()> {
     let scene = configured("packets: { enabled: true }")?;
     super::route_to_node(&scene)?;
     scene.node.start()?;
-    scene.program(service("Cluster"))?;
+    scene.program(service("Cluster").port(Protocol::SCTP, SIGNAL, SIGNAL))?;
     let explained = |arguments: &[&str]| -> Result<(String, String)> {
         let answer = explain(&scene, arguments)?;
         let text = |key: &str| answer[key].as_str().unwrap_or("none").to_owned();
@@ -175,6 +187,9 @@ fn an_explanation_names_what_is_refused_dropped_and_left_alone() -> Result<()> {
     ensure_eq("outside", refused, expected("refused", "no_backend"))?;
     let socket = explained(&["--from", "192.0.2.1", "--to", &vip])?;
     ensure_eq("this host", socket, expected("refused", "no_backend"))?;
+    let signal = format!("{}:{SIGNAL}/SCTP", WEB.v4);
+    let refused = explained(&["--from", "192.0.2.2", "--to", &signal])?;
+    ensure_eq("SCTP", refused, expected("refused", "no_backend"))?;
     let other_port = format!("{}:1", WEB.v4);
     let foreign = explained(&["--from", "192.0.2.2", "--to", &other_port])?;
     let unused = expected("refused", "cluster_port_unused");
@@ -187,7 +202,7 @@ fn an_explanation_names_what_is_refused_dropped_and_left_alone() -> Result<()> {
         .culvert(&["explain", "--from", "192.0.2.2", "--service", "web"])?;
     ensure_eq("errors", table.stderr.as_str(), "")?;
     let refused = table.stdout.matches("refused (no_backend)").count();
-    ensure!(refused == 8, "{refused}: {}", table.stdout);
+    ensure!(refused == 11, "{refused}: {}", table.stdout);
     let wrong =
         scene
             .node

@@ -12,7 +12,7 @@ use tunnel_common::{
 const ETHERNET: usize = 14;
 
 /// Builds the first frame of a flow: a SYN, an INIT or an empty datagram. The link-layer addresses are those of the loopback device,
-/// on which the kernel runs programs for trials. The checksums are 0.
+/// on which the kernel runs programs for trials. The checksums are wrong.
 pub(super) fn first_of(from: Endpoint, to: Endpoint, protocol: Protocol) -> Vec<u8> {
     let mut transport = from.port.to_host().to_be_bytes().to_vec();
     transport.extend(to.port.to_host().to_be_bytes());
@@ -21,7 +21,9 @@ pub(super) fn first_of(from: Endpoint, to: Endpoint, protocol: Protocol) -> Vec<
             transport.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0]);
         }
         // A chunk of type INIT, without parameters.
-        Protocol::SCTP => transport.extend([0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 4]),
+        // The programs only change the checksum by a difference, but don't answer packets whose checksum is left to the network
+        // card (0).
+        Protocol::SCTP => transport.extend([0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 4]),
         _ => transport.extend([0, 8, 0, 0]),
     }
     let length = u8::try_from(transport.len()).unwrap_or(u8::MAX);

@@ -51,8 +51,7 @@ pub(super) fn explain(
             .to_owned(),
     );
     if question.protocol == Protocol::SCTP {
-        let why = "the kernel runs no program when a socket of SCTP connects; its packets are translated as those of \
-                   other sockets that meet no program";
+        let why = "the kernel runs no program when a socket of SCTP connects, whose packets keep this address";
         return Ok(answer.leave_alone("socket", why));
     }
     let key = question.key();
@@ -67,7 +66,10 @@ pub(super) fn explain(
     let record = match decide::find_frontend(&found, &context, &key, Traffic::Sockets) {
         Lookup::Found(record) => record,
         Lookup::None => {
-            return Ok(answer.leave_alone("frontend", "the frontend does not serve this socket; its packets are translated as those of sockets that meet no program"));
+            return Ok(answer.leave_alone(
+                "frontend",
+                "the frontend does not serve this socket, whose packets keep this address",
+            ));
         }
         Lookup::Unstable => return Err("the frontend changes: ask again".to_owned()),
     };

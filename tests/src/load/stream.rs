@@ -1,13 +1,14 @@
 //! Measures the cost of packets of one flow, by sending as many as possible.
 
 use std::{
-    io::{ErrorKind, Read as _, Write as _},
-    net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use nix::libc;
 use serde::{Deserialize, Serialize};
@@ -18,10 +19,10 @@ use crate::{clock::Instant, server};
 
 /// The length of a datagram.
 const LENGTH: usize = 64;
-/// The first byte of datagrams that the receiver sends back, and those of others.
+/// The first byte of datagrams that the receiver answers, with the number of those that it has discarded, and that of others.
 const ASKS: u8 = 1;
 const SILENT: u8 = 0;
-/// The number of datagrams until the receiver is asked.
+/// The number of datagrams between two that ask.
 const UNASKED: u32 = 4096;
 
 /// The size of a single write or read of a connection.
@@ -52,7 +53,7 @@ pub struct Report {
     pub per_second: u64,
 }
 
-/// Sends as planned, to a port that [`receive`] serves. A datagram that is not sent back in time is an error.
+/// Sends as planned, to a port that [`receive`] serves. A datagram that is lost is an error.
 pub fn run(plan: &Plan) -> Result<Report> {
     if plan.udp {
         let socket = UdpSocket::bind(unspecified(plan.to))?;
@@ -62,15 +63,9 @@ pub fn run(plan: &Plan) -> Result<Report> {
         return send_datagrams(&socket, plan.duration);
     }
     let mut stream = TcpStream::connect(plan.to)?;
-    send_bytes(&mut stream, WARM_UP)?;
-    let report = send_bytes(&mut stream, plan.duration)?;
-    stream.shutdown(Shutdown::Write)?;
     stream.set_read_timeout(Some(timeout()))?;
-    let rest = stream
-        .read(&mut [0])
-        .context("the receiver has not read everything")?;
-    anyhow::ensure!(rest == 0, "the receiver sends");
-    Ok(report)
+    send_bytes(&mut stream, WARM_UP)?;
+    send_bytes(&mut stream, plan.duration)
 }
 
 fn unspecified(to: SocketAddr) -> SocketAddr {
@@ -81,25 +76,41 @@ fn unspecified(to: SocketAddr) -> SocketAddr {
 }
 
 fn send_datagrams(socket: &UdpSocket, duration: Duration) -> Result<Report> {
-    let (start, mut sent) = (Instant::now(), 0);
+    let before = ask(socket)?;
+    let (start, mut silent) = (Instant::now(), 0);
     while start.elapsed() < duration {
         for _ in 0..UNASKED {
             socket.send(&[SILENT; LENGTH])?;
         }
-        socket.send(&[ASKS; LENGTH])?;
-        socket
-            .recv(&mut [0; LENGTH])
-            .context("a datagram was lost")?;
-        sent += u64::from(UNASKED) + 1;
+        silent += UNASKED;
+        ask(socket)?;
     }
-    Ok(Report::new(sent, start.elapsed()))
+    let took = start.elapsed();
+    let discarded = ask(socket)?.wrapping_sub(before);
+    ensure!(
+        discarded == silent,
+        "{discarded} of {silent} datagrams arrived"
+    );
+    Ok(Report::new(silent.into(), took))
 }
 
+/// Returns the number of datagrams that the receiver has discarded.
+fn ask(socket: &UdpSocket) -> Result<u32> {
+    socket.send(&[ASKS; LENGTH])?;
+    let mut answer = [0; 4];
+    socket.recv(&mut answer).context("a datagram was lost")?;
+    Ok(u32::from_be_bytes(answer))
+}
+
+/// Sends chunks, each of which the receiver has read when the next one begins, but for what fits into the socket buffers.
 fn send_bytes(stream: &mut TcpStream, duration: Duration) -> Result<Report> {
     let chunk = vec![0; CHUNK];
     let (start, mut sent) = (Instant::now(), 0);
     while start.elapsed() < duration {
         stream.write_all(&chunk)?;
+        stream
+            .read_exact(&mut [0])
+            .context("the receiver has not read everything")?;
         sent += u64::try_from(CHUNK)?;
     }
     Ok(Report::new(sent, start.elapsed()))
@@ -125,7 +136,7 @@ pub fn receive(port: u16, on_ready: impl FnOnce()) -> Result<()> {
     let listener = server::listen(port)?;
     on_ready();
     thread::scope(|scope| {
-        let answers = scope.spawn(|| answer_datagrams(&datagrams.into()));
+        let answers = scope.spawn(|| answer_datagrams(&datagrams.into(), port));
         accept(&listener)?;
         answers
             .join()
@@ -142,12 +153,24 @@ const FILTER: [SockFilter; 4] = [
     SockFilter::new(0x06, 0, 0, 0),
 ];
 
-fn answer_datagrams(socket: &UdpSocket) -> Result<()> {
+fn answer_datagrams(socket: &UdpSocket, port: u16) -> Result<()> {
     let mut data = [0; LENGTH];
     loop {
-        let (length, from) = socket.recv_from(&mut data)?;
-        socket.send_to(&data[..length], from)?;
+        let (_, from) = socket.recv_from(&mut data)?;
+        socket.send_to(&discarded(port)?.to_be_bytes(), from)?;
     }
+}
+
+/// Returns the number of datagrams for a port that the kernel has discarded: the last column of the table of sockets.
+fn discarded(port: u16) -> Result<u32> {
+    let table = fs::read_to_string("/proc/thread-self/net/udp6")?;
+    let local = format!(":{port:04X}");
+    let mut rows = table.lines().map(|row| row.split_whitespace());
+    let row = rows.find_map(|mut row| row.nth(1)?.ends_with(&local).then_some(row));
+    let count = row
+        .and_then(Iterator::last)
+        .context("no socket with this port")?;
+    Ok(count.parse()?)
 }
 
 fn accept(listener: &TcpListener) -> Result<()> {
@@ -157,19 +180,21 @@ fn accept(listener: &TcpListener) -> Result<()> {
     }
 }
 
-/// Discards what a connection receives, until it ends.
-fn discard(stream: &TcpStream) {
+/// Discards what a connection receives, and answers each chunk by a byte, until the connection ends.
+fn discard(mut stream: &TcpStream) {
     let mut buffer = Vec::<u8>::with_capacity(CHUNK);
-    let mut discard = || {
-        // The kernel writes nothing to the buffer.
-        SockRef::from(stream).recv_with_flags(buffer.spare_capacity_mut(), libc::MSG_TRUNC)
-    };
-    loop {
-        match discard() {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return,
+    let mut discard = || -> io::Result<bool> {
+        let mut left = CHUNK;
+        while left > 0 {
+            // The kernel writes nothing to the buffer.
+            let buffer = &mut buffer.spare_capacity_mut()[..left];
+            match SockRef::from(stream).recv_with_flags(buffer, libc::MSG_TRUNC)? {
+                0 => return Ok(false),
+                length => left -= length,
+            }
         }
-    }
+        stream.write_all(&[0])?;
+        Ok(true)
+    };
+    while matches!(discard(), Ok(true)) {}
 }

@@ -1,19 +1,12 @@
-//! Selects and runs Kubernetes' e2e tests, and compares their results with the known failures.
-
-mod known_failures;
+//! Selects and runs Kubernetes' e2e tests.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tunnel_cluster::{
     Cluster,
-    ginkgo::{self, SpecResult, SpecSelection, Verdict},
+    ginkgo::{self, SpecResult, SpecSelection},
 };
-
-use self::known_failures::KNOWN_FAILURES;
-
-/// The prefix that the names of all network tests have.
-const NETWORK_PREFIX: &str = "[sig-network] ";
 
 /// Fast tests that need only ClusterIPs and DNS.
 const FEW: [&str; 6] = [
@@ -54,34 +47,6 @@ const EXCLUDED: [&str; 9] = [
     "Serial",
     "sctp",
 ];
-
-/// Applies the list of known failures to a result. If a listed test fails with Culvert, its verdict becomes a known failure. If
-/// it passes, that counts as a failure, so that the list stays correct.
-pub(crate) fn apply_known_failures(mut result: SpecResult, is_culvert: bool) -> SpecResult {
-    let Some(feature) = missing_feature(&result.name).filter(|_| is_culvert) else {
-        return result;
-    };
-    (result.verdict, result.message) = match result.verdict {
-        Verdict::KnownFailure | Verdict::Skipped => return result,
-        Verdict::Passed => (
-            Verdict::Failed,
-            "the spec passes now: remove it from the list in upstream/known_failures.rs".to_owned(),
-        ),
-        Verdict::Failed => (
-            Verdict::KnownFailure,
-            format!("not supported yet: {feature}"),
-        ),
-    };
-    result
-}
-
-/// Returns the feature that a test needs and Culvert lacks, if the test is a known failure.
-fn missing_feature(name: &str) -> Option<&'static str> {
-    let name = name.strip_prefix(NETWORK_PREFIX)?;
-    let mut known = KNOWN_FAILURES.iter();
-    let (feature, _) = known.find(|(_, names)| names.contains(&name))?;
-    Some(feature)
-}
 
 /// A set of Kubernetes' e2e tests.
 #[derive(Clone, Debug)]
@@ -152,41 +117,6 @@ mod tests {
     use regex_lite::Regex;
 
     use super::*;
-
-    #[test]
-    fn a_listed_spec_must_fail_and_its_message_names_the_missing_feature() {
-        let known = "[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout";
-        let (passed, failed) = (Verdict::Passed, Verdict::Failed);
-        for (name, verdict, is_culvert, expected) in [
-            (known, failed, true, Verdict::KnownFailure),
-            (known, passed, true, failed),
-            (known, failed, false, failed),
-            (known, passed, false, passed),
-            ("[sig-network] Services should serve", failed, true, failed),
-        ] {
-            let result = SpecResult::new(name, verdict, Duration::ZERO, "no answer".to_owned());
-            let result = apply_known_failures(result, is_culvert);
-            assert_eq!(result.verdict, expected, "{name} {is_culvert}");
-            let is_known = expected == Verdict::KnownFailure;
-            assert_eq!(
-                result.message.contains("not supported yet: kube-proxy's"),
-                is_known
-            );
-        }
-    }
-
-    #[test]
-    fn each_known_failure_is_listed_once() {
-        let mut names: Vec<_> = KNOWN_FAILURES
-            .iter()
-            .flat_map(|(_, names)| *names)
-            .collect();
-        let all = names.len();
-        names.sort_unstable();
-        names.dedup();
-
-        assert_eq!(names.len(), all);
-    }
 
     #[test]
     fn the_wider_set_leaves_out_conformance_specs() {

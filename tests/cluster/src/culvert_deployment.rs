@@ -91,11 +91,13 @@ fn fill_in(manifests: &Path, nodes: &[Node], includes_pod_links: bool) -> Result
 }
 
 /// Returns the settings that these nodes need because their pods are in a cgroup below the root, and because
-/// their Node objects have no pod CIDRs. The settings are the same on every node.
+/// their Node objects have no pod CIDRs, and kube-proxy's default for connection tracking. The settings are the same on every
+/// node.
 fn additional_settings(node: &Node, includes_pod_links: bool) -> String {
     let links = if includes_pod_links { "all" } else { "uplinks" };
     format!(
         "bpf: {{ cgroup: {} }}\n\
+         conntrack: {{ tcpCloseWaitTimeout: 1h }}\n\
          service: {{ detectLocal: ClusterCIDR, clusterCIDRs: [\"10.244.0.0/16\", \"fd00:244::/32\"], \
          packets: {{ links: {links} }} }}\n",
         node.shared_cgroup_path.display()

@@ -41,8 +41,6 @@ pub struct SpecResult {
 pub enum Verdict {
     Passed,
     Failed,
-    /// The test failed as expected, because Culvert lacks a feature.
-    KnownFailure,
     /// The test cannot run on this cluster.
     Skipped,
 }
@@ -67,7 +65,6 @@ impl fmt::Display for SpecResult {
             Verdict::Passed => "ok",
             Verdict::Failed => "FAILED",
             Verdict::Skipped => "skipped",
-            Verdict::KnownFailure => "not yet",
         };
         let (seconds, name) = (self.took.as_secs_f32(), &self.name);
         write!(out, "{word:<8} {seconds:>7.1}  {name}")

@@ -57,6 +57,23 @@ const OUTBOUND_ONLY: &str = "table inet edge {
 }
 ";
 
+/// nftables rules that imitate those of a firewall on a node: they let replies pass, so the kernel tracks connections.
+const STATEFUL: &str = "table inet firewall {
+  chain input {
+    type filter hook input priority 0; policy accept
+    ct state established,related accept
+  }
+  chain forward {
+    type filter hook forward priority 0; policy accept
+    ct state established,related accept
+  }
+  chain output {
+    type filter hook output priority 0; policy accept
+    ct state established,related accept
+  }
+}
+";
+
 /// The nodes' hosts, and the router that connects them.
 #[derive(Debug)]
 pub struct Network {
@@ -107,12 +124,24 @@ impl Network {
             hosts.push(host);
         }
         router.ip("route add unreachable 0.0.0.0/0\nroute add unreachable ::/0")?;
-        Ok(Self {
+        let network = Self {
             hosts,
             router,
             components: components.clone(),
             directory: lab.directory().to_owned(),
-        })
+        };
+        let rules = network.write_rules("firewall.nft", STATEFUL)?;
+        for host in &network.hosts {
+            host.run(&components.command(&["nft", "-f", &rules]))?;
+        }
+        Ok(network)
+    }
+
+    /// Writes nftables rules to a file. Returns its path.
+    fn write_rules(&self, name: &str, rules: &str) -> Result<String> {
+        let path = self.directory.join(name);
+        fs::write(&path, rules)?;
+        Ok(path.display().to_string())
     }
 
     /// Returns the host that runs the control plane.
@@ -122,9 +151,7 @@ impl Network {
 
     /// Restricts the edge node to outgoing connections, or removes the restriction.
     pub fn set_outbound_only(&self, enabled: bool) -> Result<()> {
-        let path = self.directory.join("edge.nft");
-        fs::write(&path, OUTBOUND_ONLY)?;
-        let path = path.display().to_string();
+        let path = self.write_rules("edge.nft", OUTBOUND_ONLY)?;
         let command: &[&str] = if enabled {
             &["nft", "-f", &path]
         } else {

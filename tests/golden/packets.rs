@@ -247,9 +247,12 @@ pub(crate) fn decide(
     let (mut backends, mut masqueraded) = (BTreeSet::new(), BTreeSet::new());
     for slot in 0..slots.max(1) {
         maps_in_memory.slot.set(slot);
-        // Any link, but not this host itself.
-        let link = (PacketLink::HOST + 1, false);
-        maps_in_memory.run.borrow_mut().start(&packet, link, 0);
+        {
+            let mut run = maps_in_memory.run.borrow_mut();
+            run.start(&packet, 0);
+            // Any link, but not this host itself.
+            run.link = PacketLink::HOST + 1;
+        }
         let step = steps::choose(&maps_in_memory);
         let reason = Reason::from_index(maps_in_memory.run.borrow().reason);
         assert!(

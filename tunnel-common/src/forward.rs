@@ -34,7 +34,7 @@ pub use self::{
     steering::{MAX_FORWARD_RANGES, Steering},
 };
 use crate::{
-    addr::{Address, Port},
+    addr::{Address, Port, Protocol},
     decide::{self, ClientContext, ClientScalars, Identity},
     flow::{Endpoint, Flow, FlowKey, Role, Seen, Timeouts},
     locality::Locality,
@@ -233,17 +233,12 @@ fn or_pass(step: Option<Step>) -> Step {
 /// Decides about a packet that arrives on a link, at tc ingress. The result is never [`Step::Next`].
 #[inline(always)]
 pub fn arrive<T: Flows>(maps: &T, packet: &Packet, link: u32) -> Step {
-    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
-    // Nothing else is known about the packet before its entry is found: most packets have none.
-    let continues = maps.with_run(|run| {
-        run.key.set_arriving(&source, &destination, packet.protocol);
-        let entry = maps.flow(&run.key)?;
-        run.start(packet, (link, false), maps.seconds());
-        Some(steps::continues_arriving(maps, run, entry))
-    });
-    match continues.flatten() {
-        Some(true) => return Step::Translate,
-        Some(false) => {
+    match find(maps, packet, FlowKey::set_arriving) {
+        Some(entry) => {
+            start(maps, packet, (link, false));
+            if steps::continues_arriving(maps, entry) {
+                return Step::Translate;
+            }
             let step = maps.find_arriving();
             if step != Step::Next {
                 return step;
@@ -266,11 +261,30 @@ pub fn arrive<T: Flows>(maps: &T, packet: &Packet, link: u32) -> Step {
     step
 }
 
+/// Returns the entry of a packet, before anything else is known about it: most packets have none. `set_key` sets the key for
+/// the packet's ends.
+#[inline(always)]
+fn find<'a, T: Flows>(
+    maps: &'a T,
+    packet: &Packet,
+    set_key: impl FnOnce(&mut FlowKey, &Endpoint, &Endpoint, Protocol),
+) -> Option<&'a Flow> {
+    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
+    let entry = maps.with_run(|run| {
+        set_key(&mut run.key, &source, &destination, packet.protocol);
+        maps.flow(&run.key)
+    });
+    entry.flatten()
+}
+
 /// Stores the packet for the steps, and the link that it uses, with true if it leaves by the link that it has arrived on.
 #[inline(always)]
-fn start<T: Flows>(maps: &T, packet: &Packet, link: (u32, bool)) {
+fn start<T: Flows>(maps: &T, packet: &Packet, (link, returns): (u32, bool)) {
     let now = maps.seconds();
-    maps.with_run(|run| run.start(packet, link, now));
+    maps.with_run(|run| {
+        run.start(packet, now);
+        (run.link, run.returns) = (link, returns.into());
+    });
 }
 
 /// Inserts the entries of a new flow. If another flow has the same key between the two programs, tries other ports for
@@ -364,15 +378,9 @@ pub fn leave<T: Flows>(
     (link, returns): (u32, bool),
     is_free: impl Fn() -> bool,
 ) -> Option<Step> {
-    let (source, destination) = (packet.source_endpoint(), packet.destination_endpoint());
-    let known = maps.with_run(|run| {
-        run.key
-            .set_forwarded(&source, &destination, packet.protocol);
-        let entry = maps.flow(&run.key)?;
-        run.start(packet, (link, returns), maps.seconds());
-        Some(steps::continue_leaving(maps, run, entry))
-    });
-    let step = match known.flatten()? {
+    let entry = find(maps, packet, FlowKey::set_forwarded)?;
+    start(maps, packet, (link, returns));
+    let step = match steps::continue_leaving(maps, entry) {
         Some(step) => step,
         None => maps.find_leaving(),
     };

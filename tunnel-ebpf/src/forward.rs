@@ -131,12 +131,12 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
             return DROP;
         }
     }
-    let replaced = replace(ctx, end);
-    if !replaced.is_done() {
+    if replace(ctx, end) == DROP {
         return DROP;
     }
-    let is_reply = end == End::Destination && replaced.is_reply_to_host();
-    if replaced.is_of_fragment() {
+    let is_reply = end == End::Destination && forward::host::is_reply(&KernelMaps);
+    // Read again, because another value would not fit into the stack frame.
+    if KernelMaps.with_run(|run| run.is_fragment != 0) == Some(true) {
         if is_reply {
             maps::count_reason(Reason::HostFragment);
             return DROP;
@@ -152,41 +152,10 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
     NEXT
 }
 
-/// The result of [`replace`], as a number that a function can return in a register: 0 if the packet can't be changed.
-#[derive(Clone, Copy)]
-struct Replaced(u32);
-
-impl Replaced {
-    const DONE: u32 = 1;
-    const OF_FRAGMENT: u32 = 1 << 1;
-    const REPLY_TO_HOST: u32 = 1 << 2;
-
-    /// Returns true if the packet was changed. Otherwise, it must be dropped.
-    #[inline(always)]
-    const fn is_done(self) -> bool {
-        self.0 & Self::DONE != 0
-    }
-
-    /// Returns true if the packet is the first fragment of several.
-    #[inline(always)]
-    const fn is_of_fragment(self) -> bool {
-        self.0 & Self::OF_FRAGMENT != 0
-    }
-
-    /// Calls [`Run::is_reply_to_host`].
-    #[inline(always)]
-    const fn is_reply_to_host(self) -> bool {
-        self.0 & Self::REPLY_TO_HOST != 0
-    }
-}
-
 /// Replaces one end of a packet, and the port of the other end, as the run says.
 #[inline(always)]
-fn replace(ctx: &TcContext, end: End) -> Replaced {
-    Replaced(replace_end_of_packet(
-        ctx.skb.skb,
-        u32::from(end == End::Destination),
-    ))
+fn replace(ctx: &TcContext, end: End) -> i32 {
+    replace_end_of_packet(ctx.skb.skb, u32::from(end == End::Destination)).cast_signed()
 }
 
 /// Does what [`replace`] does. A separate function, because the verifier checks it once.
@@ -198,25 +167,16 @@ extern "C" fn replace_end_of_packet(ctx: *mut __sk_buff, is_destination: u32) ->
     } else {
         End::Destination
     };
-    // Each access to the run is a call.
-    let run = KernelMaps.with_run(|run| {
-        let mut done = Replaced::DONE;
-        if run.is_fragment != 0 {
-            done |= Replaced::OF_FRAGMENT;
-        }
-        if run.is_reply_to_host() {
-            done |= Replaced::REPLY_TO_HOST;
-        }
-        (run.packet(), run.translated(end), done)
-    });
-    let Some((packet, translated, done)) = run else {
-        return 0;
+    let ends = KernelMaps.with_run(|run| (run.packet(), run.translated(end)));
+    let Some((packet, translated)) = ends else {
+        return DROP.cast_unsigned();
     };
     let ctx = &TcContext::new(ctx);
-    match rewrite::replace(&mut packet::Edits(ctx), &packet, &translated) {
-        Ok(()) => done,
-        Err(packet::NotWritable) => 0,
-    }
+    let verdict = match rewrite::replace(&mut packet::Edits(ctx), &packet, &translated) {
+        Ok(()) => NEXT,
+        Err(packet::NotWritable) => DROP,
+    };
+    verdict.cast_unsigned()
 }
 
 /// Counts the packet under the reason in the run, and for its service port.

@@ -31,7 +31,7 @@ pub fn set_header<T: Flows + ?Sized>(maps: &T, header: &ErrorHeader) {
 #[inline(always)]
 pub fn start<T: Flows + ?Sized>(maps: &T, quoted: &Packet) {
     let now = maps.seconds();
-    maps.with_run(|run| run.start(quoted, Run::NO_LINK, now));
+    maps.with_run(|run| run.start(quoted, now));
 }
 
 /// Decides about an ICMP error at tc ingress. If it is translated, [`Run::translated`] with [`End::Source`] is the quoted

@@ -26,7 +26,7 @@ pub trait Fragments: Flows {
 pub fn start<T: Fragments>(maps: &T, key: &FragmentKey, packet: &Packet) {
     let now = maps.seconds();
     maps.with_run(|run| {
-        run.start(packet, Run::NO_LINK, now);
+        run.start(packet, now);
         run.fragment = *key;
     });
 }

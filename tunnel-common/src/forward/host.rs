@@ -8,7 +8,12 @@
 //! | backend → the link's address | tc ingress | as it arrives, and as if it left: the destination becomes the host, and the source the frontend |
 
 use super::{End, Flows, Step, errors, insert_entries, or_pass, ports, refuse, sender};
-use crate::{packet::Packet, packet_link::PacketLink, reason::Reason};
+use crate::{
+    flow::{Flow, Role},
+    packet::Packet,
+    packet_link::PacketLink,
+    reason::Reason,
+};
 
 /// The maximum number of ports that are tried for a flow, of a range in which few are taken.
 const MAX_TRIES: u32 = 8;
@@ -78,6 +83,15 @@ pub fn leave<T: Flows>(maps: &T, link_to: impl Fn(To) -> u32) -> Step {
 fn drop_for<T: Flows + ?Sized>(maps: &T, reason: Reason) -> Step {
     maps.with_run(|run| run.set_reason(reason));
     Step::Drop
+}
+
+/// Returns true if the run's flow is one of this host, and the packet, or the packet about which an ICMP error is, was found by
+/// the address that stands for it: the packet has been translated as it arrives, but passes no link by which it leaves.
+#[inline(always)]
+pub fn is_reply<T: Flows + ?Sized>(maps: &T) -> bool {
+    let is_reply = maps
+        .with_run(|run| run.flow.role == Role::MASQUERADED && run.flow.flags & Flow::OF_HOST != 0);
+    is_reply == Some(true)
 }
 
 /// Decides about a reply that has got its destination, as if it left by a link.

@@ -78,21 +78,16 @@ pub(super) struct NewBackend {
 }
 
 impl Run {
-    /// Stands for the link of packets whose link plays no role.
-    pub(super) const NO_LINK: (u32, bool) = (0, false);
-
-    /// Begins to handle a packet. `link` is the index of the link that it uses, with true if it leaves by the link that it has
-    /// arrived on.
+    /// Begins to handle a packet.
     #[inline(always)]
     #[expect(clippy::as_conversions, reason = "`From` is not const")]
-    pub const fn start(&mut self, packet: &Packet, (link, returns): (u32, bool), now: u32) {
+    pub const fn start(&mut self, packet: &Packet, now: u32) {
         self.source = packet.source_endpoint();
         self.destination = packet.destination_endpoint();
         self.protocol = packet.protocol;
         self.flags = packet.flags;
         self.transport_offset = packet.transport_offset;
         self.is_fragment = packet.is_fragment as u32;
-        (self.link, self.returns) = (link, returns as u32);
         self.now = now;
     }
 
@@ -163,15 +158,6 @@ impl Run {
                 (self.destination, self.source.port) = (self.replacement, self.other_port);
             }
         }
-    }
-
-    /// Returns true if the flow is one of this host, and the packet, or the packet about which an ICMP error is, was found by
-    /// the address that stands for it: the packet has been translated as it arrives, but passes no link by which it leaves.
-    #[inline(always)]
-    #[must_use]
-    pub const fn is_reply_to_host(&self) -> bool {
-        self.flow.role.number() == Role::MASQUERADED.number()
-            && self.flow.flags & Flow::OF_HOST != 0
     }
 
     /// Returns true if the packet opens a connection (TCP or SCTP).

@@ -45,22 +45,24 @@ pub(super) fn copy_entry<T: Flows + ?Sized>(maps: &T, key: &FlowKey, copy: &mut 
 /// Handles a packet at tc ingress that simply continues the flow with this entry, whose key is in the run. Returns false, and
 /// does nothing, if there is more to decide.
 #[inline(always)]
-pub(super) fn continues_arriving<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> bool {
-    maps.copy_flow(entry, &mut run.flow);
-    run.flow.is_met_by(&run.key) && known(maps, run, entry) == Known::Continues
+pub(super) fn continues_arriving<T: Flows + ?Sized>(maps: &T, entry: &Flow) -> bool {
+    let continues = maps.with_run(|run| {
+        maps.copy_flow(entry, &mut run.flow);
+        run.flow.is_met_by(&run.key) && known(maps, run, entry) == Known::Continues
+    });
+    continues == Some(true)
 }
 
 /// Handles a packet at tc egress that simply belongs to the flow with this entry, whose key is in the run. Returns `None`, and
 /// does nothing, if there is more to decide.
 #[inline(always)]
-pub(super) fn continue_leaving<T: Flows + ?Sized>(
-    maps: &T,
-    run: &mut Run,
-    entry: &Flow,
-) -> Option<Step> {
-    maps.copy_flow(entry, &mut run.flow);
-    let is_simple = run.flow.is_met_by(&run.key) && !may_begin_namesake(run, &maps.timeouts());
-    is_simple.then(|| leaving(maps, run, entry))
+pub(super) fn continue_leaving<T: Flows + ?Sized>(maps: &T, entry: &Flow) -> Option<Step> {
+    let step = maps.with_run(|run| {
+        maps.copy_flow(entry, &mut run.flow);
+        let is_simple = run.flow.is_met_by(&run.key) && !may_begin_namesake(run, &maps.timeouts());
+        is_simple.then(|| leaving(maps, run, entry))
+    });
+    step.flatten()
 }
 
 /// Looks up the flow of a packet at tc ingress. Returns [`Step::Next`] if the packet begins a flow.

@@ -52,15 +52,9 @@ extern "C" fn host_packet_leaves(ctx: *mut __sk_buff) -> u32 {
 extern "C" fn host_packet_arrives(ctx: *mut __sk_buff) -> u32 {
     let ctx = &TcContext::new(ctx);
     let verdict = match host::receive(&KernelMaps) {
-        Step::Translate if replace(ctx, End::Source).is_done() => NEXT,
-        // The packet can't be changed, or the flow has just ended.
-        Step::Translate
-        | Step::Next
-        | Step::Pass
-        | Step::Begin
-        | Step::Refuse
-        | Step::Defer
-        | Step::Drop => DROP,
+        Step::Translate => replace(ctx, End::Source),
+        // The flow has just ended.
+        Step::Next | Step::Pass | Step::Begin | Step::Refuse | Step::Defer | Step::Drop => DROP,
     };
     verdict.cast_unsigned()
 }
@@ -84,7 +78,7 @@ fn decide_and_send(ctx: &TcContext) -> i32 {
             return DROP;
         }
     }
-    if !replace(ctx, End::Destination).is_done() {
+    if replace(ctx, End::Destination) == DROP {
         return DROP;
     }
     send_host_packet(ctx.skb.skb).cast_signed()

@@ -123,8 +123,7 @@ fn act(ctx: &TcContext, step: Step, end: End) -> i32 {
         Step::Translate => {
             let is_destination = u32::from(end == End::Destination);
             let verdict = replace_in_icmp_error(ctx.skb.skb, is_destination).cast_signed();
-            let is_reply = KernelMaps.with_run(|run| run.is_reply_to_host());
-            if verdict != NEXT || end == End::Source || is_reply != Some(true) {
+            if verdict != NEXT || end == End::Source || !host::is_reply(&KernelMaps) {
                 return verdict;
             }
             match Step::from_number(icmp_error_reaches_host()) {

@@ -101,7 +101,7 @@ impl<'a> HostSocket<'a> {
     fn expect_reply(&self, (seen, backend): Ends, flags: u8) {
         let ends = through_ingress(self.node, (backend, seen), self.protocol, flags);
         ends.expect("a reply");
-        assert!(self.node.run().is_reply_to_host());
+        assert!(host::is_reply(self.node));
         assert_eq!(host::receive(self.node), Step::Translate);
         let reply = self.node.run().translated(End::Source);
         let ends = [reply.source_endpoint(), reply.destination_endpoint()];
@@ -275,7 +275,7 @@ fn an_icmp_error_about_a_packet_of_the_host_shows_the_frontend() {
     errors::set_header(&node, &header);
     errors::start(&node, &packet((seen, backend), Protocol::TCP, ACK));
     assert_eq!(errors::arrive(&node), Step::Translate);
-    assert!(node.run().is_reply_to_host());
+    assert!(host::is_reply(&node));
     assert_eq!(host::receive_error(&node), Step::Translate);
 
     let run = node.run();

@@ -84,14 +84,28 @@ fn connections_begin_at_once_after_a_full_map_was_replaced_or_taken_over() -> Re
 
 #[test]
 fn more_connections_than_fit_and_a_flood_of_syns_break_no_open_connection() -> Result<()> {
+    expect_no_broken_connection(ENABLED)
+}
+
+#[test]
+#[ignore = "independent of the kernel: the test above has the same floods"]
+fn floods_break_no_connection_with_links_of_pods_and_past_the_stack() -> Result<()> {
+    for settings in ["packets: { links: all }", "packets: { delivery: redirect }"] {
+        expect_no_broken_connection(settings).context(settings)?;
+    }
+    Ok(())
+}
+
+/// Floods a node with these settings, while the daemon runs and after it was killed.
+fn expect_no_broken_connection(settings: &str) -> Result<()> {
     const FLOWS: u32 = 1024;
     const FURTHER: u32 = 5_000;
     const SYNS: u32 = 50_000;
     let scale = LoadScale::from_environment();
     let flows = scale.count(FLOWS);
-    let scene = Scene::with(&[], |settings| {
-        ENABLED.clone_into(&mut settings.node_ports);
-        settings.maps.flows = flows;
+    let scene = Scene::with(&[], |instance| {
+        settings.clone_into(&mut instance.node_ports);
+        instance.maps.flows = flows;
     })?;
     let (_remote, backend) = start_with_remote_backend(&scene)?;
     let client = scene.node.outside();

@@ -7,7 +7,10 @@ use std::{
     path::PathBuf,
 };
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
+use nix::{
+    errno::Errno,
+    sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The maximum length of a message, in bytes. The longest messages contain a command line.
@@ -79,14 +82,27 @@ pub(crate) fn send(
     } else {
         &rights[..]
     };
-    sendmsg::<()>(
-        channel.as_raw_fd(),
-        &[IoSlice::new(&text)],
-        rights,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    let parts = [IoSlice::new(&text)];
+    uninterrupted(|| {
+        sendmsg::<()>(
+            channel.as_raw_fd(),
+            &parts,
+            rights,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        )
+    })?;
     Ok(())
+}
+
+/// Repeats a system call until no signal interrupts it. The kernel restarts none by itself on a socket with a time limit.
+fn uninterrupted<T>(call: impl Fn() -> nix::Result<T>) -> nix::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::EINTR) => {}
+            result => return result,
+        }
+    }
 }
 
 /// Receives the next message and the files it carries. Returns `None` if the other side has closed the
@@ -96,11 +112,13 @@ pub(crate) fn receive<T: DeserializeOwned>(
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     // Peek at the message to get its length, so that the buffer fits. Most messages are a thousand times
     // shorter than the maximum.
-    let length = recv(
-        channel.as_raw_fd(),
-        &mut [],
-        MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC,
-    )?;
+    let length = uninterrupted(|| {
+        recv(
+            channel.as_raw_fd(),
+            &mut [],
+            MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC,
+        )
+    })?;
     let mut text = vec![0; length.min(MAX_LENGTH)];
     let mut rights = nix::cmsg_space!([RawFd; 2]);
     let (length, files) = {

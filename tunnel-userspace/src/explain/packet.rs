@@ -32,11 +32,9 @@ pub(super) async fn explain(
 ) -> Result<Explanation, String> {
     let mut answer = Explanation::new(question, Kind::Packet);
     answer.step("link", format!("a packet arrives by {link}"));
-    let (answer, begun) = begin(answer, (link, view), trials)?;
-    let Some((trial, index)) = begun else {
+    let Some((trial, index)) = begin(&mut answer, (link, view), trials)? else {
         return Ok(answer);
     };
-    let mut answer = answer;
     let arrived = arrive(question, &mut answer, (&trial, index), (maps, names))?;
     let Some((frame, ends)) = arrived else {
         return Ok(answer);
@@ -65,11 +63,9 @@ pub(super) async fn explain_of_host(
     (maps, names): (&ServiceLookup, &PortNames),
 ) -> Result<Explanation, String> {
     answer.step("link", format!("a packet of this host leaves by {link}"));
-    let (answer, begun) = begin(answer, (link, view), trials)?;
-    let Some((trial, index)) = begun else {
+    let Some((trial, index)) = begin(&mut answer, (link, view), trials)? else {
         return Ok(answer);
     };
-    let mut answer = answer;
     let left = leave_host(question, &mut answer, (&trial, index), (maps, names))?;
     let Some((frame, (_, backend))) = left else {
         return Ok(answer);
@@ -84,10 +80,10 @@ pub(super) async fn explain_of_host(
 /// Begins a trial of the programs of a link, and returns it with the index of the link. There is none if the link has no
 /// programs: the packet is left alone.
 fn begin(
-    mut answer: Explanation,
+    answer: &mut Explanation,
     (link, view): (&str, &PacketsView),
     trials: Option<&PacketTrials>,
-) -> Result<(Explanation, Option<(PacketTrial, u32)>), String> {
+) -> Result<Option<(PacketTrial, u32)>, String> {
     answer.notes.push(
         "rules of netfilter (FORWARD, NetworkPolicies) and programs of others are not considered"
             .to_owned(),
@@ -95,15 +91,16 @@ fn begin(
     answer.notes.extend(view.warnings.iter().cloned());
     let index = index_of_link(link).ok_or_else(|| format!("this host has no link {link}"))?;
     let Some(trials) = trials else {
-        let why = "packets are not translated (service.packets.enabled)";
-        return Ok((answer.leave_alone(link, why), None));
+        answer.step(link, "packets are not translated (service.packets.enabled)");
+        return Ok(None);
     };
     if !has_programs(view, link) {
         let why = "the link has no programs that translate packets; `culvert status` lists those that have";
-        return Ok((answer.leave_alone(link, why), None));
+        answer.step(link, why);
+        return Ok(None);
     }
     let trial = trials.begin().map_err(describe)?;
-    Ok((answer, Some((trial, index))))
+    Ok(Some((trial, index)))
 }
 
 /// Returns true if a link has the programs.
@@ -127,21 +124,9 @@ fn arrive(
     let frame = first_of(from, to, question.protocol);
     let run = trial.arrive(&frame, link).map_err(describe)?;
     let (reasons, why) = counted(answer, trial)?;
-    match run.verdict {
-        PASS => {}
-        DROP => {
-            answer.outcome = Outcome::Dropped;
-            answer.step("in", format!("drops the packet: {why}"));
-            return Ok(None);
-        }
-        _ => {
-            answer.outcome = Outcome::Refused;
-            answer.step(
-                "in",
-                format!("answers the packet by a reset or an ICMP error: {why}"),
-            );
-            return Ok(None);
-        }
+    if run.verdict != PASS {
+        stop(answer, "in", run.verdict, &why);
+        return Ok(None);
     }
     if run.frame == frame {
         answer.outcome = Outcome::LeftAlone;
@@ -223,41 +208,41 @@ fn leave_host(
     let frame = first_of(from, to, question.protocol);
     let run = trial.leave_host(&frame, link).map_err(describe)?;
     let (_, why) = counted(answer, trial)?;
-    let ends = ends(&run.frame);
-    let refused = run.verdict == DROP || ends.is_none_or(|(source, _)| source == to);
-    match ends {
-        _ if run.verdict == PASS => {
-            answer.outcome = Outcome::LeftAlone;
-            answer.step("out", "leaves the packet alone");
-            Ok(None)
-        }
-        Some(ends) if !refused => {
-            answer.outcome = Outcome::Delivered;
-            answer.backend = Some(text(ends.1));
-            answer.step(
-                "out",
-                format!(
-                    "the destination becomes {}, and the packet is sent by the route to it",
-                    text(ends.1)
-                ),
-            );
-            Ok(Some((run.frame, ends)))
-        }
-        Some(_) | None => {
-            answer.outcome = if run.verdict == DROP {
-                Outcome::Dropped
-            } else {
-                Outcome::Refused
-            };
-            let what = if run.verdict == DROP {
-                "drops the packet"
-            } else {
-                "answers the packet by a reset or an ICMP error"
-            };
-            answer.step("out", format!("{what}: {why}"));
-            Ok(None)
-        }
+    if run.verdict == PASS {
+        answer.outcome = Outcome::LeftAlone;
+        answer.step("out", "leaves the packet alone");
+        return Ok(None);
     }
+    // An answer comes from the receiver.
+    let is_sent = |ends: &(Endpoint, Endpoint)| run.verdict != DROP && ends.0 != to;
+    let Some(ends) = ends(&run.frame).filter(is_sent) else {
+        stop(answer, "out", run.verdict, &why);
+        return Ok(None);
+    };
+    answer.outcome = Outcome::Delivered;
+    answer.backend = Some(text(ends.1));
+    answer.step(
+        "out",
+        format!(
+            "the destination becomes {}, and the packet is sent by the route to it",
+            text(ends.1)
+        ),
+    );
+    Ok(Some((run.frame, ends)))
+}
+
+/// Ends the explanation of a packet that a program drops, or to which it answers.
+fn stop(answer: &mut Explanation, program: &str, verdict: i32, why: &str) {
+    let (outcome, what) = if verdict == DROP {
+        (Outcome::Dropped, "drops the packet")
+    } else {
+        (
+            Outcome::Refused,
+            "answers the packet by a reset or an ICMP error",
+        )
+    };
+    answer.outcome = outcome;
+    answer.step(program, format!("{what}: {why}"));
 }
 
 fn describe_flow(flow: Option<&Flow>) -> String {

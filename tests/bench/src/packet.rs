@@ -27,7 +27,7 @@ use self::{
 };
 use crate::{
     connect::real_time_prefix,
-    report::{CommonOptions, Verdict, median, ratio, run_rounds, thousandths},
+    report::{CommonOptions, Verdict, median, median_ratio, run_rounds, thousandths},
 };
 
 mod nodes;
@@ -212,10 +212,7 @@ fn medians(rows: &[Row], at: usize, rounds: &[Vec<Report>]) -> Medians {
 
 /// Returns the median of the ratios of two rows' rates, in thousandths.
 fn rate_ratio(rounds: &[Vec<Report>], at: usize, to: usize) -> u64 {
-    let ratios = rounds
-        .iter()
-        .map(|reports| ratio(reports[at].rate, reports[to].rate));
-    median(ratios)
+    median_ratio(rounds, |report| report.rate, at, to)
 }
 
 fn verdicts(lines: &[Medians], rounds: &[Vec<Report>], times: &Times) -> Vec<Verdict> {

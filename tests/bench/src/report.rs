@@ -135,6 +135,19 @@ pub(crate) fn ratio(value: u64, to: u64) -> u64 {
     value.saturating_mul(1000) / to.max(1)
 }
 
+/// Returns the median of the ratios of the values of two variants, each from the same round, in thousandths.
+pub(crate) fn median_ratio<T>(
+    rounds: &[Vec<T>],
+    value: impl Fn(&T) -> u64,
+    at: usize,
+    to: usize,
+) -> u64 {
+    let ratios = rounds
+        .iter()
+        .map(|results| ratio(value(&results[at]), value(&results[to])));
+    median(ratios)
+}
+
 /// Formats thousandths as a decimal.
 pub(crate) fn thousandths(value: u64) -> String {
     format!("{}.{:03}", value / 1000, value % 1000)

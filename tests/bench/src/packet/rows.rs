@@ -86,15 +86,7 @@ impl Rows {
         let node = nodes
             .create(translator, CPU)
             .with_context(|| name.to_owned())?;
-        let row = |path: Path, client: Sandbox| Row {
-            variant: name.to_owned(),
-            culvert: None,
-            path,
-            client,
-            first: node.backend(path.place()),
-            count: nodes::USED,
-            apart: 1,
-        };
+        let row = |path, client| direct_row(node, (name, None), path, client);
         self.requests.extend([
             row(Path::Here, node.client()),
             row(Path::Masqueraded, node.client()),
@@ -114,15 +106,9 @@ impl Rows {
         let translator = Translator::Culvert(count, options.common.settings()?);
         self.add_node_ports(nodes, count, (translator, Translation::Stack))?;
         let node = nodes.last()?;
-        self.requests.push(Row {
-            variant: node.name().to_owned(),
-            culvert: Some(count),
-            path: Path::Foreign,
-            client: node.client(),
-            first: node.backend(Place::Here),
-            count: nodes::USED,
-            apart: 1,
-        });
+        let variant = (node.name(), Some(count));
+        let row = direct_row(node, variant, Path::Foreign, node.client());
+        self.requests.push(row);
         Ok(())
     }
 
@@ -154,15 +140,10 @@ impl Rows {
         let mut settings = options.common.settings()?;
         "packets: { links: all }".clone_into(&mut settings.node_ports);
         let node = nodes.create(Translator::Culvert(count, settings), CPU)?;
-        self.requests.push(Row {
-            variant: format!("{} with all links", node.name()),
-            culvert: Some(count),
-            path: Path::PodToPod,
-            client: node.client_pod()?,
-            first: node.backend(Place::Here),
-            count: nodes::USED,
-            apart: 1,
-        });
+        let name = format!("{} with all links", node.name());
+        let variant = (&*name, Some(count));
+        let row = direct_row(node, variant, Path::PodToPod, node.client_pod()?);
+        self.requests.push(row);
         Ok(())
     }
 
@@ -184,6 +165,24 @@ impl Rows {
         let rows = streams::rows(node, node.name(), (translation, count));
         self.streams.extend(rows);
         Ok(())
+    }
+}
+
+/// Creates a row of requests to a backend directly. The variant has the number of Services with Culvert.
+fn direct_row(
+    node: &BenchNode,
+    (variant, culvert): (&str, Option<u32>),
+    path: Path,
+    client: Sandbox,
+) -> Row {
+    Row {
+        variant: variant.to_owned(),
+        culvert,
+        path,
+        client,
+        first: node.backend(path.place()),
+        count: nodes::USED,
+        apart: 1,
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
     CPU,
     nodes::{BenchNode, NODE, STREAM_NODE_PORT},
 };
-use crate::report::{Verdict, median, ratio, run_rounds, thousandths};
+use crate::report::{Verdict, median, median_ratio, run_rounds, thousandths};
 
 /// The translation of a row's packets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -150,10 +150,7 @@ fn send(row: &Row, millis: u64, prefix: &[String]) -> Result<Report> {
 
 /// Returns the median of the ratios of two rows' rates, in thousandths.
 fn rate_ratio(rounds: &[Vec<Report>], at: usize, to: usize) -> u64 {
-    let ratios = rounds
-        .iter()
-        .map(|reports| ratio(reports[at].per_second, reports[to].per_second));
-    median(ratios)
+    median_ratio(rounds, |report| report.per_second, at, to)
 }
 
 impl Streams {

@@ -414,7 +414,7 @@ fn multipath_tcp_is_translated_and_its_inner_sockets_are_not_counted() -> Result
                 )?)
             };
             let ((), increases) = count_during(&scene.node, &reasons, connect)?;
-            ensure_eq(from, increases, vec![1, 0, 0])?;
+            ensure_eq(&format!("{from}, {dialer:?}"), increases, vec![1, 0, 0])?;
             until_counts(&scene, 0, 0)?;
             let server = http_server_name(socket.into())?;
             ensure!(["one", "two", "three"].contains(&&*server), "{server}");

@@ -439,15 +439,9 @@ pub(crate) fn count_during<T>(
     reasons: &[&str],
     body: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Vec<u64>)> {
-    let read = || -> Result<Vec<u64>> {
-        reasons
-            .iter()
-            .map(|reason| instance.reason_count(reason))
-            .collect()
-    };
-    let before = read()?;
+    let before = instance.reason_counts(reasons)?;
     let done = body()?;
-    let after = read()?;
+    let after = instance.reason_counts(reasons)?;
     let increases = after
         .iter()
         .zip(&before)

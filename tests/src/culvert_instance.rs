@@ -293,8 +293,17 @@ impl Instance {
     /// Returns the value of the counter for the reason with the given label, or 0 if the metrics don't
     /// include that reason.
     pub fn reason_count(&self, label: &str) -> Result<u64> {
-        let name = format!("culvert_reason_total{{reason=\"{label}\"}}");
-        Ok(admin::metric(&self.metrics()?, &name).unwrap_or(0))
+        Ok(self.reason_counts(&[label])?[0])
+    }
+
+    /// Returns how often each of the reasons in `labels` occurred, all read at the same moment.
+    pub fn reason_counts(&self, labels: &[&str]) -> Result<Vec<u64>> {
+        let metrics = self.metrics()?;
+        let count = |label| {
+            let name = format!("culvert_reason_total{{reason=\"{label}\"}}");
+            admin::metric(&metrics, &name).unwrap_or(0)
+        };
+        Ok(labels.iter().map(count).collect())
     }
 
     /// Runs another `culvert` subcommand with this instance's config, and waits until it exits.

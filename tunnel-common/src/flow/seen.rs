@@ -81,11 +81,13 @@ impl Seen {
         self.0 & other.0 == other.0
     }
 
-    /// Returns the phase of a flow.
+    /// Returns the phase of a flow. Nothing that a client sends makes a connection last before the backend has answered; anyone
+    /// can send it with a forged address.
     #[inline(always)]
     #[must_use]
     pub const fn phase(self, protocol: Protocol) -> Phase {
         const FINS: u8 = Seen::FIN_OF_CLIENT | Seen::FIN_OF_BACKEND;
+        const HANDSHAKE: u8 = Seen::ACK_OF_CLIENT | Seen::REPLY;
         if !protocol.has_connections() {
             if self.0 & Self::REPLY != 0 {
                 Phase::Answered
@@ -94,14 +96,14 @@ impl Seen {
             }
         } else if self.0 & Self::RST != 0 {
             Phase::Closed
+        } else if self.0 & HANDSHAKE != HANDSHAKE {
+            Phase::HalfOpen
         } else if self.0 & FINS == FINS {
             Phase::Closing
         } else if self.0 & FINS != 0 {
             Phase::HalfClosed
-        } else if self.0 & Self::ACK_OF_CLIENT != 0 {
-            Phase::Established
         } else {
-            Phase::HalfOpen
+            Phase::Established
         }
     }
 }
@@ -113,7 +115,7 @@ pub enum Phase {
     Closed,
     /// A connection that both ends have closed.
     Closing,
-    /// A connection whose handshake the client has not completed.
+    /// A connection whose handshake has not been completed.
     HalfOpen,
     /// Datagrams without an answer.
     Unanswered,

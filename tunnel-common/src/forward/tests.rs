@@ -160,8 +160,12 @@ fn a_tcp_connection_keeps_its_backend_and_datagrams_leave_one_that_is_removed() 
 fn a_flow_ends_after_the_timeout_of_its_phase() {
     let timeouts = Timeouts::DEFAULT;
     // For each case: the packets of the client and of the backend, and the timeout.
-    let cases: [(_, &[u8], &[u8], _); 5] = [
+    let cases: [(_, &[u8], &[u8], _); 8] = [
         (Protocol::TCP, &[SYN], &[], timeouts.half_open),
+        (Protocol::TCP, &[SYN], &[ACK], timeouts.half_open),
+        // The backend has not answered, so the client's address may be forged.
+        (Protocol::TCP, &[SYN, ACK], &[], timeouts.half_open),
+        (Protocol::TCP, &[SYN, ACK, FIN], &[], timeouts.half_open),
         (Protocol::TCP, &[SYN, ACK], &[ACK], timeouts.established),
         (
             Protocol::TCP,

@@ -188,26 +188,24 @@ mod tests {
     use tunnel_common::{
         addr::Protocol,
         flow::{Seen, Timeouts},
-        packet::TcpFlags,
     };
 
     use super::*;
     use crate::flows::{
-        fixture::{MemoryFlows, dialled},
+        fixture::{MemoryFlows, acknowledged, answered, dialled},
         sweep,
     };
 
-    const ACK: u8 = 0x10;
-
     /// Inserts a connection with a port of the client, which is open or has only begun.
     fn connect(map: &MemoryFlows, port: u16, is_open: bool) -> FlowKey {
-        let seen = if is_open {
-            Seen::from_client(TcpFlags::from_byte(ACK))
+        let (of_client, of_backend) = if is_open {
+            (acknowledged(), answered())
         } else {
-            Seen::NOTHING
+            (Seen::NOTHING, Seen::NOTHING)
         };
-        let flow = dialled(&format!("203.0.113.9:{port}"), Protocol::TCP, 1, seen);
-        map.insert_all(flow, 1, seen);
+        let client = format!("203.0.113.9:{port}");
+        let flow = dialled(&client, Protocol::TCP, 1, of_client);
+        map.insert_all(flow, 1, of_backend);
         flow.key()
     }
 

@@ -1,6 +1,6 @@
 //! The flows that give way in a full map.
 
-use super::{CLIENT, Client, Node, VIP};
+use super::{ACK, CLIENT, Client, Node, SYN, VIP};
 use crate::addr::Protocol;
 
 const FLOWS: u16 = 200;
@@ -56,4 +56,26 @@ fn a_flood_of_datagrams_ends_none_of_those_that_last() {
     for client in &lasting {
         assert!(node.flow(&super::dialled(client)).is_some());
     }
+}
+
+#[test]
+fn connections_that_their_backend_has_not_answered_give_way_although_the_client_acknowledges() {
+    let node = Node::new(&[VIP], &super::BACKENDS, Protocol::TCP);
+    node.capacity.set(2 * usize::from(FLOWS));
+    let open = clients(&node, 1..50);
+    for client in &open {
+        client.connect();
+    }
+    for forged in clients(&node, 1000..3000) {
+        forged.send(SYN).expect("a backend");
+        forged.send(ACK).expect("a backend");
+        if node.entries() >= 2 * usize::from(FLOWS) - 2 {
+            // Until then, an answer is expected.
+            node.wait(2);
+        }
+    }
+    for client in &open {
+        assert!(node.flow(&super::dialled(client)).is_some());
+    }
+    Client::new(&node, CLIENT, VIP, false).connect();
 }

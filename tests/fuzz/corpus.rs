@@ -54,6 +54,11 @@ fn a_sock_diag_reply_has_no_more_messages_than_fit_into_it() -> Result<()> {
 }
 
 #[test]
+fn a_certificate_request_is_parsed_within_bounds() -> Result<()> {
+    check_seeds("certificate_request", fuzz::certificate_request)
+}
+
+#[test]
 fn btf_is_parsed_without_a_panic() -> Result<()> {
     check_seeds("btf", |bytes| {
         fuzz::btf(bytes);

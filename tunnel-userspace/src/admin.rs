@@ -3,6 +3,7 @@
 //!
 //! - `node_routes`: the HTTP paths that each listener of `culvert node` serves
 //! - `agent_routes`: the HTTP paths that `culvert agent` serves
+//! - `controller_routes`: the HTTP paths that `culvert controller` serves
 //! - `json_list`: responses that are created while the client reads them
 //! - `service_list`: `/services`
 //! - `flow_list`: `/flows`
@@ -22,6 +23,7 @@
 mod agent_routes;
 mod client;
 mod connection_limit;
+mod controller_routes;
 mod explain_query;
 #[cfg(test)]
 mod fixture;
@@ -45,6 +47,7 @@ use tunnel_common::reason::Reason;
 
 pub use self::{
     agent_routes::{AgentSetup, AgentStatus, AgentViews},
+    controller_routes::ControllerViews,
     health_check_node_ports::{HealthCheckServer, HealthChecksView},
     http_client::{RequestError, post, request},
     http_server::{ResponseBody, Routes, SocketError, serve_tcp, serve_unix},

@@ -3,8 +3,10 @@
 
 mod agent;
 mod ca;
+mod certificate;
 mod cleanup;
 mod conntrack_settings;
+mod controller;
 mod descriptor_limit;
 mod node;
 mod node_tunnel;
@@ -21,6 +23,7 @@ pub use self::{
     agent::agent,
     ca::{ca_init, ca_issue_agent, ca_issue_gateway},
     cleanup::cleanup,
+    controller::controller,
     node::node,
     prepare_mounts::prepare_mounts,
     sockets_helper::sockets_helper,

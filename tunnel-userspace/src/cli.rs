@@ -55,6 +55,9 @@ pub enum Command {
     /// Run an edge node's agent in the foreground. It connects to the gateways and forwards streams to the
     /// allowed targets. SIGTERM, SIGINT or SIGHUP stops it after open streams have drained.
     Agent(RunArgs),
+    /// Run the controller in the foreground. It issues the certificates of gateways and agents on request, and keeps
+    /// their CA. Any number of controllers may run at once.
+    Controller(RunArgs),
     /// Run the socket helper in the foreground. It terminates sockets in pods when their backend is removed,
     /// and is needed only where the service proxy lacks the privileges to enter pods.
     Sockets(RunArgs),
@@ -80,7 +83,7 @@ impl Command {
     pub fn logs_json(&self) -> bool {
         let args = match self {
             Self::Node(args) => &args.run,
-            Self::Agent(args) | Self::Sockets(args) => args,
+            Self::Agent(args) | Self::Controller(args) | Self::Sockets(args) => args,
             Self::Prepare(_) | Self::Cleanup(_) | Self::Ca { .. } | Self::Query(_) => return false,
         };
         args.log_format == LogFormat::Json

@@ -33,9 +33,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 pub use service::{DetectLocal, Mode, ServiceConfig};
 pub use source::SourceConfig;
-pub use tunnel::{IdentityConfig, OnIngressDown, SteeringConfig, TunnelConfig};
+pub use tunnel::{IdentityConfig, OnIngressDown, RequestConfig, SteeringConfig, TunnelConfig};
 
-use crate::{identity::is_subdomain, sockets, tunnel::gateway::GatewaySettings};
+use crate::{
+    controller::ControllerSettings, identity::is_subdomain, sockets,
+    tunnel::gateway::GatewaySettings,
+};
 
 /// The path of an invalid field, such as `bpf.maps.slots`, and the reason why it is invalid.
 type FieldError = (String, String);
@@ -75,6 +78,8 @@ pub struct Config {
     pub log: LogConfig,
     /// The tunnel to edge nodes.
     pub tunnel: TunnelConfig,
+    /// The controller, which issues the tunnel's certificates.
+    pub controller: ControllerSettings,
 }
 
 impl Default for Config {
@@ -92,6 +97,7 @@ impl Default for Config {
             healthz: HealthzConfig::default(),
             log: LogConfig::default(),
             tunnel: TunnelConfig::default(),
+            controller: ControllerSettings::default(),
         }
     }
 }
@@ -354,6 +360,7 @@ impl Config {
     fn resolve(&mut self, directory: &Path) {
         let own = [&mut self.bpf.bpffs, &mut self.state_dir];
         let own = own.into_iter().chain(&mut self.bpf.cgroup.0);
+        let own = own.chain(&mut self.controller.deny_file);
         let parts = self.source.paths().chain(self.tunnel.paths());
         for path in own.chain(parts) {
             *path = directory.join(&path);

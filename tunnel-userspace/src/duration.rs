@@ -1,4 +1,4 @@
-//! Parses and formats durations as they are written in the config: `90s`, `10m`, `1h`.
+//! Parses and formats durations as they are written in the config: `90s`, `10m`, `1h`, `30d`.
 
 use std::{fmt, time::Duration};
 
@@ -23,7 +23,7 @@ impl Visitor<'_> for DurationVisitor {
     fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
         parse(text).ok_or_else(|| {
             E::custom(format!(
-                "`{text}` is not a duration; write a number and a unit (ms, s, m or h), as in 30s"
+                "`{text}` is not a duration; write a number and a unit (ms, s, m, h or d), as in 30s"
             ))
         })
     }
@@ -71,6 +71,7 @@ fn parse(text: &str) -> Option<Duration> {
         "s" => 1,
         "m" => 60,
         "h" => 3600,
+        "d" => 86_400,
         _ => return None,
     };
     number.checked_mul(seconds).map(Duration::from_secs)

@@ -23,6 +23,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 use tunnel_common::reason::Reason;
 
+pub(crate) use self::event::{hash, truncate};
 use self::queue::EventQueue;
 use crate::{drain, duration, error_chain::chain, model::ObjectWarning};
 

@@ -7,8 +7,8 @@ use tunnel_common::{
 };
 
 use crate::{
-    bpf::search_btf, config::Config, net::messages_in, source::file::cache_changes_nothing,
-    tunnel::parse_messages,
+    bpf::search_btf, config::Config, identity::request, net::messages_in,
+    source::file::cache_changes_nothing, tunnel::parse_messages,
 };
 
 /// Parses two versions of a manifest file, separated by a NUL byte. Returns false if parsing the second
@@ -35,6 +35,13 @@ pub fn sock_diag(bytes: &[u8]) -> bool {
     /// The size of a netlink message header, in bytes.
     const HEADER: usize = 16;
     messages_in(bytes) <= bytes.len().div_ceil(HEADER)
+}
+
+/// Parses the contents (DER) of a certificate signing request, as the controller does. Returns false if the result is larger
+/// than the request, or if an error says nothing.
+#[must_use]
+pub fn certificate_request(bytes: &[u8]) -> bool {
+    request::parses_within_bounds(bytes)
 }
 
 /// Searches BTF type information for the field offsets that the kernel programs need.

@@ -7,9 +7,12 @@ mod deny_list;
 mod deny_verifier;
 mod file_poll;
 mod file_problem;
+mod key_directory;
 mod node_name;
 mod peer;
 mod pem_files;
+pub mod request;
+pub mod requester;
 mod serial_number;
 mod store;
 #[cfg(test)]
@@ -40,13 +43,7 @@ pub use self::{
 pub const ALPN: &[u8] = b"culvert/1";
 
 /// The DNS name in every gateway's certificate. Agents verify this name, not the address that they dial.
-const GATEWAY_NAME: &str = "gateway.culvert.dev";
-
-/// The organisation (O) in the subject of a gateway's certificate.
-const GATEWAYS: &str = "culvert:gateways";
-
-/// The organisation (O) in the subject of an agent's certificate.
-const AGENTS: &str = "culvert:agents";
+pub(crate) const GATEWAY_NAME: &str = "gateway.culvert.dev";
 
 /// A role in the tunnel.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -56,6 +53,32 @@ pub enum Role {
     Gateway,
     /// Connects to gateways from an edge node.
     Agent,
+}
+
+impl Role {
+    /// Returns the organisation (O) in the subjects of the role's certificates.
+    pub(crate) const fn organization(self) -> &'static str {
+        match self {
+            Self::Gateway => "culvert:gateways",
+            Self::Agent => "culvert:agents",
+        }
+    }
+
+    /// Returns the name of the role with its article.
+    pub(crate) const fn with_article(self) -> &'static str {
+        match self {
+            Self::Gateway => "a gateway",
+            Self::Agent => "an agent",
+        }
+    }
+
+    /// Returns the name of the signer of the role's certificates (`spec.signerName` of a CertificateSigningRequest).
+    pub(crate) const fn signer(self) -> &'static str {
+        match self {
+            Self::Gateway => "culvert.dev/tunnel-gateway",
+            Self::Agent => "culvert.dev/tunnel-agent",
+        }
+    }
 }
 
 impl fmt::Display for Role {

@@ -41,6 +41,7 @@ mod capabilities;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod controller;
 pub mod drain;
 mod duration;
 pub mod error_chain;

@@ -27,6 +27,7 @@ fn run(command: Command) -> Result<()> {
     let text = match command {
         Command::Node(args) => return node(&args),
         Command::Agent(args) => return run_with_config(&args, app::agent),
+        Command::Controller(args) => return run_with_config(&args, app::controller),
         Command::Sockets(args) => return run_with_config(&args, app::sockets_helper),
         Command::Query(look) => return Ok(look.run()?),
         Command::Prepare(args) => app::prepare_mounts(&args.config()?)?.join("\n"),

@@ -74,16 +74,20 @@ enum Parser {
     TunnelMessages,
     /// The headers of packets.
     Packet,
+    /// Certificate signing requests.
+    #[value(name = "certificate_request")]
+    CertificateRequest,
 }
 
 impl Parser {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Manifests,
         Self::KubeProxy,
         Self::SockDiag,
         Self::Btf,
         Self::TunnelMessages,
         Self::Packet,
+        Self::CertificateRequest,
     ];
 
     const fn name(self) -> &'static str {
@@ -94,6 +98,7 @@ impl Parser {
             Self::Btf => "btf",
             Self::TunnelMessages => "tunnel_messages",
             Self::Packet => "packet",
+            Self::CertificateRequest => "certificate_request",
         }
     }
 }

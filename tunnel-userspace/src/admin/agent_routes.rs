@@ -73,7 +73,11 @@ impl AgentViews {
         let why = || match self.identity.current() {
             Some(_) => "no gateway is connected".to_owned(),
             None => {
-                let problem = self.identity.state().problem.unwrap_or_default();
+                let CertificateState {
+                    problem, request, ..
+                } = self.identity.state();
+                let of_request = request.and_then(|request| request.problem);
+                let problem = of_request.or(problem).unwrap_or_default();
                 format!("waiting for a certificate: {problem}")
             }
         };

@@ -23,6 +23,7 @@ use super::{
     used_entries,
 };
 use crate::{
+    controller::ControllerState,
     identity::CertificateState,
     reconcile::ReconcileStats,
     source::{ServerStatus, SourceReport},
@@ -48,6 +49,14 @@ pub(super) fn render(views: Arc<NodeViews>) -> Result<String, fmt::Error> {
 /// Renders all of an agent's metrics as text.
 pub(super) fn render_agent(status: AgentStatus) -> Result<String, fmt::Error> {
     render_with(move |out| encode_agent(out, &status))
+}
+
+/// Renders all of a controller's metrics as text.
+pub(super) fn render_controller(
+    state: ControllerState,
+    is_ready: bool,
+) -> Result<String, fmt::Error> {
+    render_with(move |out| encode_controller(out, &state, is_ready))
 }
 
 /// Renders, as text, the metrics that `write` encodes.
@@ -98,6 +107,41 @@ fn encode_agent(out: &mut MetricsEncoder<'_>, status: &AgentStatus) -> fmt::Resu
     encode_certificate(out, &status.identity)
 }
 
+fn encode_controller(
+    out: &mut MetricsEncoder<'_>,
+    state: &ControllerState,
+    is_ready: bool,
+) -> fmt::Result {
+    let help = "1 if the controller follows the requests and its CA can sign";
+    out.gauge("culvert_ready", help, is_ready)?;
+    let issued = state.issued.iter();
+    let issued = issued.map(|(role, count)| ([("role", *role)], *count));
+    let help = "Certificates that this controller has issued";
+    out.counters("culvert_certificates_issued", help, issued)?;
+    let denied = state.denied.iter();
+    let denied =
+        denied.map(|((role, reason), count)| ([("role", *role), ("reason", *reason)], *count));
+    let help = "Requests for certificates that this controller has denied";
+    out.counters("culvert_certificates_denied", help, denied)?;
+    let help = "Requests whose handling has failed, and that are handled again";
+    let failed = [([("role", "all")], state.failed)];
+    out.counters("culvert_certificate_request_failures", help, failed)?;
+    let help = "Requests that wait";
+    out.gauge(
+        "culvert_certificate_requests_waiting",
+        help,
+        number(state.waiting),
+    )?;
+    let expires = state.ca_expires.map(|at| at.as_duration().as_secs_f64());
+    let expires = expires.map(|at| ([("file", "ca")], at));
+    let help = "The expiration of the certificate in use, as a Unix time";
+    out.gauges(
+        "culvert_certificate_expiration_timestamp_seconds",
+        help,
+        expires,
+    )
+}
+
 /// Encodes the metrics about the API server, if it is a source.
 fn encode_api_server(out: &mut MetricsEncoder<'_>, server: Option<&ServerStatus>) -> fmt::Result {
     let Some(server) = server else {
@@ -122,7 +166,16 @@ fn encode_certificate(out: &mut MetricsEncoder<'_>, state: &CertificateState) ->
         known,
     )?;
     let help = "1 if the files of the certificate are invalid";
-    out.gauge("culvert_certificate_error", help, state.problem.is_some())
+    out.gauge("culvert_certificate_error", help, state.problem.is_some())?;
+    let Some(request) = &state.request else {
+        return Ok(());
+    };
+    let help = "1 if the last try to get a certificate from the API server was without success";
+    let is_failing = request.problem.is_some();
+    out.gauge("culvert_certificate_request_error", help, is_failing)?;
+    let help = "Certificates that were received from the API server";
+    let received = [([("result", "received")], request.received)];
+    out.counters("culvert_certificate_requests", help, received)
 }
 
 fn encode_node(out: &mut MetricsEncoder<'_>, views: &NodeViews) -> fmt::Result {

@@ -6,13 +6,13 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
-    RoleError, descriptor_limit, failed, node_tunnel::common_settings,
+    RoleError, certificate, descriptor_limit, failed, node_tunnel::common_settings,
     shutdown_signals::ShutdownSignals,
 };
 use crate::{
     admin::{self, AgentSetup, AgentViews},
     config::Config,
-    identity::{CertificateStore, Role},
+    identity::Role,
     tasks::Tasks,
     tunnel::agent::Agent,
 };
@@ -34,12 +34,12 @@ pub async fn agent(config: Config) -> Result<(), RoleError> {
 
 /// Runs the agent until `stop` completes.
 async fn serve(config: &Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
-    let (Some(section), Some(certificate)) = (&config.tunnel.agent, &config.tunnel.identity) else {
+    let mut tasks = Tasks::default();
+    let identity = certificate::open(config, Role::Agent, &mut tasks).await?;
+    let (Some(section), Some(identity)) = (&config.tunnel.agent, identity) else {
         let why = "the config must have the sections tunnel.agent and tunnel.identity";
         return Err(failed("cannot start the agent")(why));
     };
-    let (mut store, identity) = CertificateStore::open(certificate.files.clone(), Role::Agent);
-    store.expect_name(&config.node_name);
     // The configured drain timeout has no upper bound, so the sum may overflow.
     let drain_limit = config
         .tunnel
@@ -61,7 +61,6 @@ async fn serve(config: &Config, stop: impl Future<Output = ()>) -> Result<(), Ro
         identity,
         unbound_ports: watch::Sender::new(BTreeMap::new()),
     };
-    let mut tasks = Tasks::default();
     // Without root privileges, the default stateDir can't be created, but the admin port still works.
     match socket(config, &views, tasks.draining()) {
         Ok(socket) => tasks.start("socket", socket),
@@ -79,7 +78,6 @@ async fn serve(config: &Config, stop: impl Future<Output = ()>) -> Result<(), Ro
         tasks.draining(),
     );
     tasks.start("admin", admin);
-    tasks.start("identity", store.run(tasks.draining()));
     // The agent has its own set of tasks, so that it can drain while the admin endpoints still respond.
     let mut agent_tasks = Tasks::default();
     agent_tasks.start("agent", agent.run(agent_tasks.draining()));

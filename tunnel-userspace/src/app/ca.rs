@@ -96,7 +96,12 @@ mod tests {
 
         let start = text.find("\ntunnel:").expect("the section");
         let config = Config::parse(&text[start..]).expect("a config");
-        let files = config.tunnel.identity.expect("an identity").files;
+        let files = config
+            .tunnel
+            .identity
+            .expect("an identity")
+            .files
+            .expect("files");
         for path in [files.ca, files.cert, files.key] {
             let name = path.file_name().expect("a name");
             let written = dir.path().join("agents/edge-1").join(name);

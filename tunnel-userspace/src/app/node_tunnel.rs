@@ -10,10 +10,11 @@ use std::{
 
 use tokio::sync::watch;
 
+use super::{RoleError, certificate};
 use crate::{
     admin::{EndSessions, Getter, TunnelView},
     config::Config,
-    identity::{CertificateReceiver, CertificateStore, DenyListReceiver, DenyListStore, Role},
+    identity::{CertificateReceiver, DenyListReceiver, DenyListStore, Role},
     listen::{self, UnboundPorts},
     model::{NodeList, ObjectWarning, PodNamespaces, SteeringTargets},
     tasks::Tasks,
@@ -42,14 +43,15 @@ pub(super) struct NodeTunnel {
 impl NodeTunnel {
     /// Reads the certificate and the deny list, and starts tasks that reread them when their files change. If
     /// one of them is invalid, the node still starts, and the gateway waits for a valid one.
-    pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
-        let certificate = config.tunnel.identity.as_ref();
-        let certificate = certificate.filter(|_| config.tunnel.gateway.is_some());
-        let identity = certificate.map(|it| {
-            let (store, identity) = CertificateStore::open(it.files.clone(), Role::Gateway);
-            tasks.start("identity", store.run(tasks.draining()));
-            identity
-        });
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the credentials for requests of a certificate can't be used.
+    pub(super) async fn open(config: &Config, tasks: &mut Tasks) -> Result<Self, RoleError> {
+        let identity = match &config.tunnel.gateway {
+            Some(_) => certificate::open(config, Role::Gateway, tasks).await?,
+            None => None,
+        };
         let drain_timeout = identity
             .as_ref()
             .map(|_| config.tunnel.session.drain_timeout);
@@ -60,14 +62,14 @@ impl NodeTunnel {
             tasks.start("deny list", store.run(tasks.draining()));
             deny_list
         });
-        Self {
+        Ok(Self {
             identity,
             deny_list,
             sessions: Sessions::new(),
             tasks: Tasks::default(),
             drain_timeout: drain_timeout.unwrap_or_default(),
             common: common_settings(config),
-        }
+        })
     }
 
     /// Returns a receiver for the warnings about edge nodes.

@@ -3,7 +3,7 @@
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
 use super::{Config, FieldError, TunnelConfig};
-use crate::duration::DisplayDuration;
+use crate::{controller::ControllerSettings, duration::DisplayDuration};
 
 /// The largest capacity that a map may have, in entries.
 pub(super) const MAX_ENTRIES: u32 = 1 << 24;
@@ -68,12 +68,41 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
         within("source.kube.events.burst", kube.events.burst, 1..=1000)?;
         within("source.kube.pageSize", kube.page_size, 10..=10_000)?;
     }
+    check_controller(&config.controller)?;
     check_tunnel(&config.tunnel)
+}
+
+fn check_controller(config: &ControllerSettings) -> Result<(), FieldError> {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let days = |least: u32, most: u32| DisplayDuration(DAY * least)..=DisplayDuration(DAY * most);
+    let ca_life = DisplayDuration(config.ca_life);
+    within("controller.caLife", ca_life, days(1, 36_500))?;
+    // A third of the life must suffice for the change to the next CA.
+    let overlap = DisplayDuration(Duration::ZERO)..=DisplayDuration(config.ca_life / 6);
+    within(
+        "controller.overlap",
+        DisplayDuration(config.overlap),
+        overlap,
+    )?;
+    let life = DisplayDuration(Duration::from_secs(10))..=DisplayDuration(config.ca_life / 6);
+    within("controller.life", DisplayDuration(config.life), life)?;
+    let pace = config.requests_per_second;
+    within("controller.requestsPerSecond", pace, 1..=1000)
 }
 
 fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
     const MILLISECOND: DisplayDuration = DisplayDuration(Duration::from_millis(1));
 
+    let request = config.identity.as_ref();
+    if let Some(request) = request.and_then(|identity| identity.request.as_ref()) {
+        let lives = Duration::from_secs(600)..=Duration::from_secs(36_500 * 86_400);
+        let lives = DisplayDuration(*lives.start())..=DisplayDuration(*lives.end());
+        within(
+            "tunnel.identity.request.life",
+            DisplayDuration(request.life),
+            lives,
+        )?;
+    }
     if let Some(steering) = &config.steering {
         within(
             "tunnel.steering.ingressPort",

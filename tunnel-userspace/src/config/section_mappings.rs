@@ -35,7 +35,10 @@ pub(super) fn with_all_sections() -> Value {
             }),
             gateway: Some(Default::default()),
             agent: Some(Default::default()),
-            identity: Some(IdentityConfig::default()),
+            identity: Some(IdentityConfig {
+                files: Some(Default::default()),
+                request: Some(Default::default()),
+            }),
             ..TunnelConfig::default()
         },
         service: ServiceConfig {

@@ -1,6 +1,6 @@
 //! The `tunnel` section. Steering, the gateway and the agent are each enabled by their own subsection.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{iter, net::IpAddr, path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,6 +8,7 @@ use tunnel_common::{forward::MAX_FORWARD_RANGES, steering::Prefix};
 
 use super::{FieldError, numeric_ranges::check_each};
 use crate::{
+    duration,
     identity::IdentityFiles,
     model::Selector,
     tunnel::{
@@ -67,8 +68,11 @@ impl TunnelConfig {
         }
         let needs_identity = self.gateway.is_some() || self.agent.is_some();
         if needs_identity && self.identity.is_none() {
-            let reason = "is required, because tunnel.gateway or tunnel.agent is set; set the paths in tunnel.identity.files: ca, cert and key";
+            let reason = "is required, because tunnel.gateway or tunnel.agent is set; set the paths in tunnel.identity.files: ca, cert and key, or use tunnel.identity.request";
             return tunnel_error("identity", reason);
+        }
+        if let Some(identity) = &self.identity {
+            identity.check()?;
         }
         if self.gateway.is_some() && self.agent.is_some() {
             let reason = "cannot be combined with tunnel.gateway, since a certificate is valid for one of \
@@ -126,10 +130,19 @@ impl TunnelConfig {
 
     /// Returns the file paths in this section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
-        let files = self.identity.iter_mut().map(|identity| &mut identity.files);
+        let identity = self.identity.as_mut();
+        let (files, request) = identity.map_or((None, None), |identity| {
+            (identity.files.as_mut(), identity.request.as_mut())
+        });
+        let files = files.into_iter();
         let files = files.flat_map(|IdentityFiles { ca, cert, key }| [ca, cert, key]);
+        let request = request.into_iter();
+        let request =
+            request.flat_map(|request| iter::once(&mut request.ca).chain(&mut request.kubeconfig));
         let gateway = self.gateway.iter_mut();
-        files.chain(gateway.flat_map(|gateway| &mut gateway.deny_file))
+        files
+            .chain(request)
+            .chain(gateway.flat_map(|gateway| &mut gateway.deny_file))
     }
 }
 
@@ -330,12 +343,57 @@ fn is_host_and_port(text: &str) -> bool {
     is_host && port.parse::<u16>().is_ok_and(|port| port != 0)
 }
 
-/// The certificate of this gateway or agent.
+/// The certificate of this gateway or agent: files that something else renews, or requests to the controller.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct IdentityConfig {
     /// The files that contain the CA, the certificate and the private key.
-    pub files: IdentityFiles,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<IdentityFiles>,
+    /// The requests for certificates, which `culvert controller` answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<RequestConfig>,
+}
+
+/// The requests for certificates.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct RequestConfig {
+    /// The life of a certificate. The controller may issue shorter ones.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub life: Duration,
+    /// The file with the trusted CAs: the key `ca.pem` of the ConfigMap `culvert-ca`.
+    pub ca: PathBuf,
+    /// The kubeconfig for the requests. Without one, that of `source.kube` is used, else the pod's service account.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl Default for RequestConfig {
+    fn default() -> Self {
+        Self {
+            life: Duration::from_secs(30 * 86_400),
+            ca: "/etc/culvert-ca/ca.pem".into(),
+            kubeconfig: None,
+        }
+    }
+}
+
+impl IdentityConfig {
+    fn check(&self) -> Result<(), FieldError> {
+        match (&self.files, &self.request) {
+            (Some(_), Some(_)) => tunnel_error(
+                "identity.request",
+                "cannot be combined with tunnel.identity.files; remove one of them",
+            ),
+            (None, None) => tunnel_error(
+                "identity",
+                "must have the section files (ca, cert and key) or the section request",
+            ),
+            (Some(_), None) | (None, Some(_)) => Ok(()),
+        }
+    }
 }
 
 /// The largest flow-control window of an HTTP/2 connection, in bytes (RFC 9113 section 6.9.1).

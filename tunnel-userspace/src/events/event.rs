@@ -98,7 +98,7 @@ fn event_about(
 }
 
 /// Computes the 64-bit FNV-1a hash. Unlike the standard library's hashes, it never changes between releases.
-fn hash(text: &str) -> u64 {
+pub(crate) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
@@ -124,7 +124,7 @@ const fn api_version(kind: Kind) -> &'static str {
 }
 
 /// Returns the longest prefix of `text` that is at most `most` bytes long.
-fn truncate(text: &str, most: usize) -> &str {
+pub(crate) fn truncate(text: &str, most: usize) -> &str {
     let end = text.floor_char_boundary(most);
     text.get(..end).unwrap_or_default()
 }

@@ -3,7 +3,6 @@
 
 mod authority;
 mod certificate_view;
-mod key_directory;
 
 use std::{
     io,
@@ -12,15 +11,15 @@ use std::{
 
 use jiff::Timestamp;
 
-pub use self::certificate_view::{
-    CertificateKind, CertificateView, certificate_files, read_certificates,
-};
-use self::{
-    authority::Authority,
-    key_directory::{lock, replace_files},
+use self::authority::days_duration;
+pub use self::{
+    authority::{Authority, SKEW},
+    certificate_view::{CertificateKind, CertificateView, certificate_files, read_certificates},
 };
 use super::{
-    FileError, Identity, IdentityFiles, NameError, Role, check_node_name, pem_files::FileContents,
+    FileError, Identity, IdentityFiles, NameError, Role, check_node_name,
+    key_directory::{self, lock, replace_files},
+    pem_files::FileContents,
 };
 
 /// The default validity period of a CA, in days.
@@ -161,7 +160,7 @@ pub fn init(dir: &Path, days: u32, now: Timestamp) -> Result<CreatedCa, CaError>
             return Err(CaError::Exists { path: path.clone() });
         }
     }
-    let authority = Authority::new(days, now)?;
+    let authority = Authority::new(now, now + days_duration(days))?;
     let expires = authority.until;
     replace_files(&[
         (key.clone(), authority.key_pem().into_bytes(), KEY_MODE),

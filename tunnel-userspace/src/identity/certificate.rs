@@ -9,7 +9,7 @@ use x509_parser::{
     x509::{AttributeTypeAndValue, X509Name},
 };
 
-use super::{AGENTS, GATEWAY_NAME, GATEWAYS, Role, SerialNumber, check_node_name};
+use super::{GATEWAY_NAME, Role, SerialNumber, check_node_name};
 
 /// The fields of a certificate that the tunnel checks.
 #[derive(Clone, Debug)]
@@ -69,12 +69,13 @@ impl ParsedCertificate {
     /// Returns the role that the certificate is for, or an error if it is for neither role.
     pub(super) fn role(&self) -> Result<Role, String> {
         match &*self.organizations {
-            [organization] if organization == GATEWAYS => Ok(Role::Gateway),
-            [organization] if organization == AGENTS => Ok(Role::Agent),
+            [organization] if organization == Role::Gateway.organization() => Ok(Role::Gateway),
+            [organization] if organization == Role::Agent.organization() => Ok(Role::Agent),
             _ => Err(format!(
-                "its subject is {}; expected O={GATEWAYS} for a gateway, or O={AGENTS} for an \
-                 agent",
-                self.subject
+                "its subject is {}; expected O={} for a gateway, or O={} for an agent",
+                self.subject,
+                Role::Gateway.organization(),
+                Role::Agent.organization()
             )),
         }
     }
@@ -124,7 +125,7 @@ fn dns_name(name: &GeneralName<'_>) -> Option<String> {
 }
 
 /// Formats a name, with control characters escaped.
-fn escaped_name(name: &X509Name<'_>) -> String {
+pub(super) fn escaped_name(name: &X509Name<'_>) -> String {
     name.to_string().escape_debug().to_string()
 }
 
@@ -133,11 +134,11 @@ fn timestamp(seconds: i64) -> Result<Timestamp, String> {
         .map_err(|error| format!("the validity of a certificate is malformed: {error}"))
 }
 
-fn attribute_texts<'a>(
+pub(super) fn attribute_texts<'a>(
     values: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>,
 ) -> Result<Vec<String>, String> {
     values
         .map(|value| value.as_str().map(str::to_owned))
         .collect::<Result<_, _>>()
-        .map_err(|error| format!("the subject of a certificate is malformed: {error}"))
+        .map_err(|error| format!("the subject is malformed: {error}"))
 }

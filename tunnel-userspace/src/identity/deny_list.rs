@@ -79,6 +79,12 @@ impl DenyList {
         }
     }
 
+    /// Returns true if the list has a node.
+    #[must_use]
+    pub fn contains_node(&self, node: &str) -> bool {
+        self.nodes.contains(node)
+    }
+
     /// Returns true if the list has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {

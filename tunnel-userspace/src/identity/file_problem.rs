@@ -81,7 +81,7 @@ pub enum FileProblem {
     /// The certificate is for the other role.
     #[error(
         "is the certificate of {}; expected the certificate of {}",
-        with_article(*found), with_article(*wanted)
+        found.with_article(), wanted.with_article()
     )]
     WrongRole {
         /// The role that the certificate is for.
@@ -92,14 +92,10 @@ pub enum FileProblem {
     /// The certificate's subject, names or usages are wrong.
     #[error("can't be used: {0}")]
     WrongPurpose(String),
+    /// The certificate is that of another node.
+    #[error("is the certificate of node {0}; expected that of node {1}")]
+    OtherNode(String, String),
     /// The TLS library rejects the certificate.
     #[error("is refused by the TLS library: {0}")]
     RefusedByTls(String),
-}
-
-const fn with_article(role: Role) -> &'static str {
-    match role {
-        Role::Gateway => "a gateway",
-        Role::Agent => "an agent",
-    }
 }

@@ -122,7 +122,7 @@ pub(super) fn file_error(path: &Path, problem: FileProblem) -> FileError {
 
 /// Splits a PEM file into sections. Text is permitted before a section (RFC 7468 section 5.2), but not after
 /// the last one, so that truncated and badly concatenated files are detected.
-fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, FileProblem> {
+pub(super) fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, FileProblem> {
     const BEGIN: &[u8] = b"-----BEGIN ";
     const END: &[u8] = b"-----END ";
     if bytes.iter().all(u8::is_ascii_whitespace) {

@@ -11,8 +11,9 @@ use tracing::{error, info, warn};
 
 use super::{
     FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate, file_poll,
-    pem_files::FileContents,
+    pem_files::FileContents, requester::RequestState,
 };
+
 /// The interval between checks of the files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -44,6 +45,9 @@ pub struct CertificateState {
     /// Problems that will turn into errors later, or that weaken security.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// The state of the requests for certificates, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<RequestState>,
 }
 
 /// A receiver for the certificate in use, and for its state.
@@ -51,9 +55,16 @@ pub struct CertificateState {
 pub struct CertificateReceiver {
     identity: watch::Receiver<Option<Arc<Identity>>>,
     state: watch::Receiver<CertificateState>,
+    /// The state of the requests for certificates, if there are any.
+    requests: Option<watch::Receiver<RequestState>>,
 }
 
 impl CertificateReceiver {
+    /// Adds the state of the requests for certificates.
+    pub fn add_requests(&mut self, requests: watch::Receiver<RequestState>) {
+        self.requests = Some(requests);
+    }
+
     /// Returns the certificate in use, or `None` if the files have never been valid.
     #[must_use]
     pub fn current(&self) -> Option<Arc<Identity>> {
@@ -93,10 +104,14 @@ impl CertificateReceiver {
         }
     }
 
-    /// Returns the state of the certificate.
+    /// Returns the state of the certificate and of the requests for it.
     #[must_use]
     pub fn state(&self) -> CertificateState {
-        self.state.borrow().clone()
+        let requests = self.requests.as_ref();
+        CertificateState {
+            request: requests.map(|requests| requests.borrow().clone()),
+            ..self.state.borrow().clone()
+        }
     }
 }
 
@@ -151,6 +166,7 @@ impl CertificateStore {
         let receiver = CertificateReceiver {
             identity: store.identity.subscribe(),
             state: store.state.subscribe(),
+            requests: None,
         };
         (store, receiver)
     }

@@ -127,6 +127,16 @@ impl Default for KubeSettings {
     }
 }
 
+/// Creates a client for the API servers.
+///
+/// # Errors
+///
+/// Returns an error if the credentials can't be used.
+pub async fn client(settings: &Arc<KubeSettings>) -> Result<Client, AccessError> {
+    let (client, _) = client::connect(settings, LIMITS.max_silence).await?;
+    Ok(client)
+}
+
 /// The objects that a node reads from the API server.
 #[derive(Clone, Debug, Default)]
 pub struct KubeScope {

@@ -99,6 +99,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         &[
             "crate::bpf::search_btf",
             "crate::config::Config",
+            "crate::identity::request",
             "crate::net::messages_in",
             "crate::source::file::cache_changes_nothing",
             "crate::tunnel::parse_messages",
@@ -112,6 +113,7 @@ pub(super) const USERSPACE: &[Rule] = &[
         &[
             "crate::bpf::KernelLog",
             "crate::bpf::KernelLogLevel",
+            "crate::controller::ControllerSettings",
             "crate::duration",
             "crate::identity::IdentityFiles",
             "crate::identity::is_subdomain",
@@ -282,6 +284,29 @@ pub(super) const USERSPACE: &[Rule] = &[
         &["crate::clock", "crate::drain", "crate::tasks"],
     ),
     rule(
+        "identity::requester",
+        &[AYA],
+        &[
+            "crate::identity",
+            "crate::drain",
+            "crate::error_chain",
+            "crate::tasks",
+        ],
+    ),
+    rule(
+        "controller",
+        &[AYA],
+        &[
+            "crate::identity",
+            "crate::events",
+            "crate::drain",
+            "crate::duration",
+            "crate::error_chain",
+        ],
+    ),
+    rule("controller::table", PURE, &["crate::identity"]),
+    rule("controller::ca_state", PURE, &["crate::identity::ca"]),
+    rule(
         "tunnel",
         NO_KERNEL_OR_KUBERNETES,
         &[
@@ -315,8 +340,10 @@ pub(super) const USERSPACE: &[Rule] = &[
         &[
             "crate::bpf::AttachmentView",
             "crate::bpf::KernelLog",
+            "crate::controller::ControllerState",
             "crate::identity::CertificateReceiver",
             "crate::identity::CertificateState",
+            "crate::identity::DenyListReceiver",
             "crate::identity::DenyListState",
             "crate::model",
             "crate::explain::Explanation",

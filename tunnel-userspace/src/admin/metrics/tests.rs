@@ -6,7 +6,7 @@ use tunnel_common::addr::Protocol;
 use super::*;
 use crate::{
     admin::{AgentSetup, TunnelView, fixture},
-    identity::DenyListState,
+    identity::{DenyListState, requester::RequestState},
     model::{Family, ObjectName},
     plan::PortName,
     reconcile::{PortCounterList, PortCounters},
@@ -92,9 +92,48 @@ fn agent() -> String {
             connections: Vec::new(),
             counts: BTreeMap::from([("target_denied".to_owned(), 3)]),
         },
-        identity: CertificateState::default(),
+        identity: CertificateState {
+            request: Some(RequestState {
+                problem: Some("denied".to_owned()),
+                received: 2,
+                ..RequestState::default()
+            }),
+            ..CertificateState::default()
+        },
     };
     render_agent(status).expect("rendered")
+}
+
+fn controller() -> String {
+    let state = ControllerState {
+        issued: [("agent", 3)].into(),
+        denied: [(("gateway", "subject"), 4)].into(),
+        failed: 5,
+        waiting: 6,
+        ..ControllerState::default()
+    };
+    render_controller(state, false).expect("rendered")
+}
+
+#[test]
+fn a_controller_counts_requests_by_role_and_reason() {
+    let lines = [
+        "culvert_ready 0.0",
+        "culvert_certificates_issued_total{role=\"agent\"} 3",
+        "culvert_certificates_denied_total{role=\"gateway\",reason=\"subject\"} 4",
+        "culvert_certificate_request_failures_total{role=\"all\"} 5",
+        "culvert_certificate_requests_waiting 6.0",
+    ];
+    expect_lines(&controller(), &lines);
+}
+
+#[test]
+fn an_agent_that_requests_its_certificate_counts_those_that_it_has_received() {
+    let lines = [
+        "culvert_certificate_request_error 1.0",
+        "culvert_certificate_requests_total{result=\"received\"} 2",
+    ];
+    expect_lines(&agent(), &lines);
 }
 
 fn expect_lines(page: &str, lines: &[&str]) {
@@ -168,7 +207,7 @@ fn the_page_on_metrics_lists_each_metric_and_each_reason_and_no_other() {
     let named: BTreeSet<_> = first_cells
         .filter_map(|rest| rest.split('`').next())
         .collect();
-    let text = rendered(ReconcileStats::default()) + &agent();
+    let text = rendered(ReconcileStats::default()) + &agent() + &controller();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let mut wanted: BTreeSet<String> = types
         .map(|line| match line.split_once(' ') {

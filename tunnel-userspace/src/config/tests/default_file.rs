@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     bpf::{KernelLog, KernelLogLevel},
+    controller::ControllerSettings,
     identity::IdentityFiles,
 };
 
@@ -114,11 +115,6 @@ fn uncommented(but: &[&str]) -> String {
 
 /// Sets the fields for which the default file contains an example instead of a default.
 fn with_examples(config: Config) -> Config {
-    let files = IdentityFiles {
-        ca: "ca.pem".into(),
-        cert: "node.pem".into(),
-        key: "node.key".into(),
-    };
     let kube = kube::KubeSettings {
         kubeconfig: Some("/etc/culvert/kubeconfig".into()),
         ..kube::KubeSettings::default()
@@ -140,9 +136,9 @@ fn with_examples(config: Config) -> Config {
         log: LogConfig {
             kernel: Some(kernel),
         },
-        tunnel: TunnelConfig {
-            identity: Some(IdentityConfig { files }),
-            ..config.tunnel
+        controller: ControllerSettings {
+            deny_file: Some("/etc/culvert/deny".into()),
+            ..ControllerSettings::default()
         },
         ..config
     }
@@ -170,6 +166,14 @@ fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
             deny_file: Some("/etc/culvert/deny".into()),
             ..GatewaySettings::default()
         }),
+        identity: Some(IdentityConfig {
+            files: Some(IdentityFiles {
+                ca: "ca.pem".into(),
+                cert: "node.pem".into(),
+                key: "node.key".into(),
+            }),
+            request: None,
+        }),
         ..TunnelConfig::default()
     };
     let agent = agent::AgentSettings {
@@ -178,16 +182,30 @@ fn the_commented_out_fields_of_the_default_file_have_their_defaults() {
     };
     let edge = TunnelConfig {
         agent: Some(agent),
+        identity: Some(IdentityConfig {
+            files: None,
+            request: Some(RequestConfig {
+                kubeconfig: Some("/etc/kubernetes/kubelet.conf".into()),
+                ..RequestConfig::default()
+            }),
+        }),
         ..TunnelConfig::default()
     };
-    for (but, tunnel) in [(&["agent"][..], node), (&["steering", "gateway"], edge)] {
+    for (but, tunnel) in [
+        (&["agent", "request"][..], node),
+        (&["steering", "gateway", "files"], edge),
+    ] {
         let wanted = with_examples(Config {
             tunnel,
             ..Config::default()
         });
         assert_eq!(Config::parse(&uncommented(but)).expect("good"), wanted);
     }
-    assert_eq!(refusal(&uncommented(&[])).0, "tunnel.agent");
+    assert_eq!(refusal(&uncommented(&["request"])).0, "tunnel.agent");
+    assert_eq!(
+        refusal(&uncommented(&["agent"])).0,
+        "tunnel.identity.request"
+    );
     let words = ServiceConfig {
         node_port_addresses: Some(["primary", "localhost"].map(ToOwned::to_owned).into()),
         ..ServiceConfig::default()

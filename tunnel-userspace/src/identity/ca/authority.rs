@@ -5,34 +5,38 @@ use std::{path::Path, time::SystemTime};
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SerialNumber,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SerialNumber,
 };
 use rustls::{crypto::aws_lc_rs, pki_types::CertificateDer};
 
 use super::{
     super::{
-        AGENTS, FileProblem, GATEWAY_NAME, GATEWAYS, Role,
+        FileProblem, GATEWAY_NAME, Role,
         certificate::ParsedCertificate,
         pem_files::{self, file_error},
+        request::subject,
     },
     CA_CERT_FILE, CA_KEY_FILE, CaError,
 };
 
 /// The clock skew to tolerate between nodes: a certificate becomes valid this long before it is issued.
-const SKEW: SignedDuration = SignedDuration::from_hours(1);
+pub const SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 /// The length of a serial number, in bytes. 126 of its bits are random. RFC 5280 section 4.1.2.2 allows up to
 /// 20 bytes.
 const SERIAL: usize = 16;
 
 /// A CA with its private key.
-pub(super) struct Authority {
+#[derive(Debug)]
+pub struct Authority {
     /// The contents of the CA's certificate file: the CA's own certificate, and those of any CAs that it
     /// replaces.
     cert_pem: String,
     cert: CertificateDer<'static>,
-    from: Timestamp,
-    pub(super) until: Timestamp,
+    /// The time when the CA becomes valid.
+    pub from: Timestamp,
+    /// The time when the CA expires.
+    pub until: Timestamp,
     key: KeyPair,
 }
 
@@ -44,12 +48,13 @@ pub(super) struct Pair {
 }
 
 impl Authority {
-    /// Creates a CA with a new key.
-    pub(super) fn new(days: u32, now: Timestamp) -> Result<Self, CaError> {
-        let (from, until) = (
-            truncate_to_seconds(now - SKEW),
-            truncate_to_seconds(now + days_duration(days)),
-        );
+    /// Creates a CA with a new key, which expires at `until`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the key or the certificate can't be created.
+    pub fn new(now: Timestamp, until: Timestamp) -> Result<Self, CaError> {
+        let (from, until) = (truncate_to_seconds(now - SKEW), truncate_to_seconds(until));
         let key = new_key()?;
         let mut params = params(from, until)?;
         // A random part in the name keeps the certificates of different CAs apart.
@@ -57,7 +62,10 @@ impl Authority {
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        params.distinguished_name = name("culvert", &format!("culvert CA {own}"));
+        let mut name = DistinguishedName::new();
+        name.push(DnType::OrganizationName, "culvert");
+        name.push(DnType::CommonName, format!("culvert CA {own}"));
+        params.distinguished_name = name;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let cert = params.self_signed(&key).map_err(create_error("a CA"))?;
@@ -75,30 +83,37 @@ impl Authority {
         let (cert_path, key_path) = (dir.join(CA_CERT_FILE), dir.join(CA_KEY_FILE));
         let (cert_bytes, _) = pem_files::read(&cert_path)?;
         let (key_bytes, _) = pem_files::read(&key_path)?;
-        let certificates = pem_files::parse_certificates(&cert_path, &cert_bytes)?;
-        let der = pem_files::parse_private_key(&key_path, &key_bytes)?;
+        let authority = Self::parse((&cert_path, &cert_bytes), (&key_path, &key_bytes))?;
+        authority.check_validity(&cert_path, now)?;
+        Ok(authority)
+    }
+
+    /// Parses a CA's certificates and its private key, each given with its path or name. The CA need not be valid now.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if one of them can't be parsed, or if no certificate of a CA belongs to the key.
+    pub fn parse(
+        (cert_path, cert_bytes): (&Path, &[u8]),
+        (key_path, key_bytes): (&Path, &[u8]),
+    ) -> Result<Self, CaError> {
+        let certificates = pem_files::parse_certificates(cert_path, cert_bytes)?;
+        let der = pem_files::parse_private_key(key_path, key_bytes)?;
         let key = KeyPair::try_from(&der)
-            .map_err(|error| file_error(&key_path, FileProblem::UnusableKey(error.to_string())))?;
+            .map_err(|error| file_error(key_path, FileProblem::UnusableKey(error.to_string())))?;
         let own = |(_, parsed): &(_, ParsedCertificate)| parsed.public_key == key.public_key_raw();
         let Some((cert, parsed)) = certificates.into_iter().find(own) else {
             return Err(CaError::OtherKey {
-                cert: cert_path,
-                key: key_path,
+                cert: cert_path.to_owned(),
+                key: key_path.to_owned(),
             });
         };
         if !parsed.is_ca {
-            return Err(file_error(&cert_path, FileProblem::NotCa(parsed.subject)).into());
+            return Err(file_error(cert_path, FileProblem::NotCa(parsed.subject)).into());
         }
         let (from, until) = (parsed.not_before, parsed.not_after);
-        if now < from || now >= until {
-            return Err(CaError::NotValid {
-                path: cert_path,
-                from,
-                until,
-            });
-        }
         Ok(Self {
-            cert_pem: String::from_utf8_lossy(&cert_bytes).into_owned(),
+            cert_pem: String::from_utf8_lossy(cert_bytes).into_owned(),
             cert,
             from,
             until,
@@ -106,11 +121,32 @@ impl Authority {
         })
     }
 
-    pub(super) fn cert_pem(&self) -> String {
+    /// Checks that the CA is valid at a time.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error with the validity period if it is not.
+    pub fn check_validity(&self, path: &Path, now: Timestamp) -> Result<(), CaError> {
+        let (from, until) = (self.from, self.until);
+        if now < from || now >= until {
+            return Err(CaError::NotValid {
+                path: path.to_owned(),
+                from,
+                until,
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns the CA's own certificate, and those of any CAs that it replaces.
+    #[must_use]
+    pub fn cert_pem(&self) -> String {
         self.cert_pem.clone()
     }
 
-    pub(super) fn key_pem(&self) -> String {
+    /// Returns the private key.
+    #[must_use]
+    pub fn key_pem(&self) -> String {
         self.key.serialize_pem()
     }
 
@@ -123,34 +159,46 @@ impl Authority {
         now: Timestamp,
     ) -> Result<Pair, CaError> {
         let wanted = truncate_to_seconds(now + days_duration(days));
+        let key = new_key()?;
+        Ok(Pair {
+            cert: self.certify(&key, role, common_name, (now, wanted))?,
+            key: key.serialize_pem(),
+            is_shortened: self.until < wanted,
+        })
+    }
+
+    /// Issues a certificate for a public key, which expires at `until`, but no later than the CA. Returns it as PEM.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the certificate can't be created.
+    pub fn certify(
+        &self,
+        key: &impl PublicKeyData,
+        role: Role,
+        common_name: &str,
+        (now, until): (Timestamp, Timestamp),
+    ) -> Result<String, CaError> {
         let from = truncate_to_seconds(now - SKEW).max(self.from);
-        let mut params = params(from, wanted.min(self.until))?;
+        let mut params = params(from, truncate_to_seconds(until).min(self.until))?;
+        params.distinguished_name = subject(role, common_name);
         let usage = match role {
             Role::Gateway => {
                 let dns = GATEWAY_NAME
                     .try_into()
                     .map_err(create_error("a certificate"))?;
                 params.subject_alt_names = vec![rcgen::SanType::DnsName(dns)];
-                params.distinguished_name = name(GATEWAYS, common_name);
                 ExtendedKeyUsagePurpose::ServerAuth
             }
-            Role::Agent => {
-                params.distinguished_name = name(AGENTS, common_name);
-                ExtendedKeyUsagePurpose::ClientAuth
-            }
+            Role::Agent => ExtendedKeyUsagePurpose::ClientAuth,
         };
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
-        let key = new_key()?;
         let cert = Issuer::from_ca_cert_der(&self.cert, &self.key)
-            .and_then(|issuer| params.signed_by(&key, &issuer))
+            .and_then(|issuer| params.signed_by(key, &issuer))
             .map_err(create_error("a certificate"))?;
-        Ok(Pair {
-            cert: cert.pem(),
-            key: key.serialize_pem(),
-            is_shortened: self.until < wanted,
-        })
+        Ok(cert.pem())
     }
 }
 
@@ -164,13 +212,6 @@ fn params(from: Timestamp, until: Timestamp) -> Result<CertificateParams, CaErro
     params.serial_number = Some(SerialNumber::from_slice(&serial));
     params.use_authority_key_identifier_extension = true;
     Ok(params)
-}
-
-fn name(organization: &str, common_name: &str) -> DistinguishedName {
-    let mut name = DistinguishedName::new();
-    name.push(DnType::OrganizationName, organization);
-    name.push(DnType::CommonName, common_name);
-    name
 }
 
 fn new_key() -> Result<KeyPair, CaError> {
@@ -188,7 +229,7 @@ fn random<const N: usize>() -> Result<[u8; N], CaError> {
     }
 }
 
-fn days_duration(days: u32) -> SignedDuration {
+pub(super) fn days_duration(days: u32) -> SignedDuration {
     SignedDuration::from_hours(i64::from(days) * 24)
 }
 

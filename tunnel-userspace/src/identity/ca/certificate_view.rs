@@ -85,7 +85,7 @@ pub fn certificate_files(dir: &Path) -> Result<Vec<PathBuf>, CaError> {
     let mut agents = Vec::new();
     let directory = dir.join("agents");
     if directory.is_dir() {
-        let failed = |source| super::key_directory::io_error("read", &directory, source);
+        let failed = |source| crate::identity::key_directory::io_error("read", &directory, source);
         for entry in fs::read_dir(&directory).map_err(failed)? {
             agents.push(entry.map_err(failed)?.path().join(CERT_FILE));
         }

@@ -14,9 +14,7 @@ use super::{
     TestCa, assert_has, both_cas, copy, days, error_text, first_certificate, fixed_time, name,
     verified,
 };
-use crate::identity::{
-    AGENTS, IdentityFiles, Role, certificate::ParsedCertificate, identify_agent,
-};
+use crate::identity::{IdentityFiles, Role, certificate::ParsedCertificate, identify_agent};
 
 /// The error for a file that was truncated, or joined with another, in the middle of a line.
 const NO_LINE: &str =
@@ -272,7 +270,7 @@ fn pipes_devices_and_large_files_are_refused_without_waiting() {
 fn a_certificate_for_more_or_less_than_its_role_is_refused() {
     let test_ca = TestCa::at(fixed_time());
     for usages in [&[][..], &[ServerAuth], &[ClientAuth, ServerAuth]] {
-        let agent = test_ca.forged([AGENTS, "edge-1"], usages);
+        let agent = test_ca.forged([Role::Agent.organization(), "edge-1"], usages);
 
         let refused = error_text(&agent, Role::Agent, fixed_time());
 
@@ -299,11 +297,11 @@ fn a_peer_is_refused_if_its_certificate_names_no_node() {
         "the peer's certificate is not that of an agent: it is a gateway's"
     );
     for node in ["Edge_1", "", "a/b", "edge-1\u{0}", "x\u{1b}[2J"] {
-        let forged = test_ca.forged([AGENTS, node], &[ClientAuth]);
+        let forged = test_ca.forged([Role::Agent.organization(), node], &[ClientAuth]);
         let refused = identify_agent(&first_certificate(&forged.cert)).expect_err("no node");
         let refused = refused.to_string();
         assert!(!refused.contains(char::is_control), "{refused:?}");
     }
-    let forged = test_ca.forged([AGENTS, "edge-1"], &[]);
+    let forged = test_ca.forged([Role::Agent.organization(), "edge-1"], &[]);
     identify_agent(&first_certificate(&forged.cert)).expect_err("not for a client");
 }

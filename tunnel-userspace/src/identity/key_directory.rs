@@ -10,10 +10,10 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 
-use super::CaError;
+use super::ca::CaError;
 
 /// Creates a directory with mode 0700, unless it already exists.
-pub(super) fn create(path: &Path) -> Result<(), CaError> {
+pub(in crate::identity) fn create(path: &Path) -> Result<(), CaError> {
     let failed = |source| io_error("create", path, source);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed)?;
@@ -25,7 +25,7 @@ pub(super) fn create(path: &Path) -> Result<(), CaError> {
 }
 
 /// Locks a directory against other `culvert ca` processes. Waits while another process holds the lock.
-pub(super) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
+pub(in crate::identity) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
     let failed = |source| io_error("lock", path, source);
     let opened = File::open(path).map_err(failed)?;
     Flock::lock(opened, FlockArg::LockExclusive).map_err(|(_, error)| failed(error.into()))
@@ -33,7 +33,7 @@ pub(super) fn lock(path: &Path) -> Result<Flock<File>, CaError> {
 
 /// Replaces files, each given as its path, new contents and mode. First writes the contents to temporary
 /// files in the same directories, then renames those in the given order.
-pub(super) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
+pub(in crate::identity) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaError> {
     let temp_files = files
         .iter()
         .map(|(path, bytes, mode)| TempFile::write(path, bytes, *mode));
@@ -42,13 +42,17 @@ pub(super) fn replace_files(files: &[(PathBuf, Vec<u8>, u32)]) -> Result<(), CaE
 }
 
 /// A temporary file next to the file that it will replace. It is removed on drop unless it has been renamed.
-pub(super) struct TempFile {
+pub(in crate::identity) struct TempFile {
     path: PathBuf,
     temp: PathBuf,
 }
 
 impl TempFile {
-    pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<Self, CaError> {
+    pub(in crate::identity) fn write(
+        path: &Path,
+        bytes: &[u8],
+        mode: u32,
+    ) -> Result<Self, CaError> {
         let failed = |source| io_error("write", path, source);
         let mut name = OsString::from(".");
         name.push(path.file_name().unwrap_or_default());
@@ -73,7 +77,7 @@ impl TempFile {
         Ok(temp)
     }
 
-    pub(super) fn rename(self) -> Result<(), CaError> {
+    pub(in crate::identity) fn rename(self) -> Result<(), CaError> {
         let directory = self.path.parent().filter(|it| !it.as_os_str().is_empty());
         fs::rename(&self.temp, &self.path)
             .and_then(|()| File::open(directory.unwrap_or_else(|| Path::new("."))))
@@ -89,7 +93,7 @@ impl Drop for TempFile {
     }
 }
 
-pub(super) fn io_error(step: &'static str, path: &Path, source: io::Error) -> CaError {
+pub(in crate::identity) fn io_error(step: &'static str, path: &Path, source: io::Error) -> CaError {
     CaError::Io {
         step,
         path: path.to_owned(),

@@ -1,0 +1,205 @@
+use jiff::ToSpan as _;
+
+use super::*;
+
+const SETTINGS: CaSettings = CaSettings {
+    ca_life: SignedDuration::from_hours(3650 * 24),
+    overlap: SignedDuration::from_hours(7 * 24),
+    life: SignedDuration::from_hours(30 * 24),
+};
+
+fn start() -> Timestamp {
+    "2026-11-30T12:00:00Z".parse().expect("a time")
+}
+
+fn days(days: i64) -> SignedDuration {
+    SignedDuration::from_hours(24 * days)
+}
+
+/// The Secret, and the number of changes of it.
+struct Model {
+    data: CaData,
+    must_renew: bool,
+    now: Timestamp,
+}
+
+impl Model {
+    fn new() -> Self {
+        Self {
+            data: CaData::new(),
+            must_renew: false,
+            now: start(),
+        }
+    }
+
+    /// Makes all changes that are due. Returns the reasons, the name of the CA that signs, and the number of those that are
+    /// trusted.
+    fn settle(&mut self) -> (Vec<&'static str>, String, usize) {
+        let mut changes = Vec::new();
+        loop {
+            let plan = plan(&self.data, self.must_renew, &SETTINGS, self.now).expect("a plan");
+            match plan {
+                Plan::Replace {
+                    data,
+                    why,
+                    is_renewal,
+                } => {
+                    self.data = data;
+                    self.must_renew &= !is_renewal;
+                    changes.push(why);
+                    assert!(changes.len() < 5, "{changes:?}");
+                }
+                Plan::Use { authority, trust } => {
+                    let certificates = trust.matches("BEGIN CERTIFICATE").count();
+                    assert!(trust.contains(authority.cert_pem().trim()));
+                    return (changes, authority.cert_pem(), certificates);
+                }
+            }
+        }
+    }
+
+    fn after(&mut self, elapsed: SignedDuration) -> (Vec<&'static str>, String, usize) {
+        self.now += elapsed;
+        self.settle()
+    }
+
+    fn error(&self) -> String {
+        match plan(&self.data, self.must_renew, &SETTINGS, self.now) {
+            Ok(_) => panic!("it must be refused"),
+            Err(error) => crate::error_chain::chain(&error),
+        }
+    }
+}
+
+#[test]
+fn a_ca_is_created_where_there_is_none_and_stays() {
+    let mut model = Model::new();
+    let (changes, first, trusted) = model.settle();
+
+    assert_eq!(changes, ["there was no CA"]);
+    assert_eq!(trusted, 1);
+    assert_eq!(model.settle(), (vec![], first.clone(), 1));
+    assert_eq!(model.after(days(2000)), (vec![], first, 1));
+}
+
+#[test]
+fn a_ca_changes_with_overlap_when_a_third_of_its_life_is_left() {
+    let mut model = Model::new();
+    let (_, first, _) = model.settle();
+
+    let (changes, signer, trusted) = model.after(days(2434));
+    assert_eq!(changes, ["the next CA is published"]);
+    assert_eq!((signer, trusted), (first.clone(), 2));
+    assert_eq!(model.after(days(6)), (vec![], first.clone(), 2));
+
+    let (changes, second, trusted) = model.after(days(1));
+    assert_eq!(changes, ["the next CA signs from now on"]);
+    assert_ne!(second, first);
+    assert_eq!(trusted, 2);
+
+    // A certificate of the first CA may have been issued in the last moment.
+    assert_eq!(model.after(days(30)), (vec![], second.clone(), 2));
+    let (changes, signer, trusted) = model.after(days(1));
+    assert_eq!(changes.len(), 1);
+    assert_eq!((signer, trusted), (second, 1));
+}
+
+#[test]
+fn a_change_that_is_asked_for_happens_once() {
+    let mut model = Model::new();
+    let (_, first, _) = model.settle();
+    model.must_renew = true;
+
+    assert_eq!(model.settle().2, 2);
+    assert!(!model.must_renew);
+    // Another one while the next CA waits changes nothing.
+    let data = model.data.clone();
+    model.must_renew = true;
+    model.settle();
+    assert_eq!(model.data, data);
+    let (_, second, _) = model.after(days(7));
+    assert_ne!(second, first);
+    // The old CA is still trusted while another one begins.
+    model.must_renew = true;
+    assert_eq!(model.settle().2, 3);
+    let (_, third, trusted) = model.after(days(7));
+    assert_eq!(trusted, 3);
+    assert_eq!(model.after(days(31)).1, third);
+    assert_eq!(model.settle().2, 1);
+}
+
+#[test]
+fn the_clock_may_be_set_back() {
+    let mut model = Model::new();
+    let (_, first, _) = model.settle();
+    model.must_renew = true;
+    model.settle();
+
+    model.now -= 30.minutes();
+    assert_eq!(model.settle(), (vec![], first, 2));
+}
+
+#[test]
+fn the_old_ca_is_trusted_for_the_longest_life_of_its_certificates() {
+    let mut model = Model::new();
+    model.settle();
+    let short = CaSettings {
+        life: days(1),
+        ..SETTINGS
+    };
+    model.must_renew = true;
+    model.settle();
+    model.now += days(7);
+    let Ok(Plan::Replace { data, .. }) = plan(&model.data, false, &short, model.now) else {
+        panic!("it must change");
+    };
+    model.now += days(29);
+    assert!(matches!(
+        plan(&data, false, &short, model.now),
+        Ok(Plan::Use { trust, .. }) if trust.matches("BEGIN CERTIFICATE").count() == 2
+    ));
+}
+
+#[test]
+fn a_bad_ca_is_named_and_replaced_only_if_that_is_asked_for() {
+    let mut good = Model::new();
+    good.settle();
+    let mut other = Model::new();
+    other.settle();
+    let broken = |key: &str, value: &[u8]| {
+        let mut model = Model::new();
+        model.data = good.data.clone();
+        model.data.insert(key.to_owned(), value.to_vec());
+        model
+    };
+    for (mut model, text) in [
+        (broken(CERT, b""), "ca.pem"),
+        (broken(CERT, b"nonsense"), "ca.pem"),
+        (broken(KEY, b""), "ca-key.pem"),
+        (
+            broken(KEY, &other.data[KEY]),
+            "has no certificate for the private key",
+        ),
+    ] {
+        let error = model.error();
+        assert!(error.contains(text), "{error}");
+        model.must_renew = true;
+        assert_eq!(model.settle().2, 1);
+    }
+    let mut expired = Model::new();
+    expired.data = good.data.clone();
+    expired.now += days(3651);
+    assert!(
+        expired.error().contains("valid from"),
+        "{}",
+        expired.error()
+    );
+    for (key, value) in [(NEXT_CERT, "x"), (OLD_CERTS, "x"), (LONGEST_LIFE, "x")] {
+        let mut model = broken(key, value.as_bytes());
+        if key == OLD_CERTS {
+            model.data.insert(OLD_UNTIL.to_owned(), b"soon".to_vec());
+        }
+        let named = if key == OLD_CERTS { OLD_UNTIL } else { key };
+        assert!(model.error().contains(named), "{}", model.error());
+    }
+}

@@ -1,0 +1,237 @@
+//! Runs the controller: keeps the CA, and handles requests one after another.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::{Api, Client};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep},
+};
+use tracing::warn;
+
+use super::{
+    ca_keeper,
+    cluster::Cluster,
+    kube_cluster::KubeCluster,
+    requests::{self, Outcome, RequestSettings},
+    watch as request_watch,
+};
+use crate::{
+    drain,
+    error_chain::chain,
+    identity::{DenyListReceiver, Role},
+};
+
+/// The interval between two looks at the CA.
+const CA_INTERVAL: Duration = Duration::from_secs(30);
+/// The delay before a request is handled again whose handling has failed.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+
+/// The settings for the controller.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The settings for requests and the CA.
+    pub requests: RequestSettings,
+    /// The namespace of the Secret and the ConfigMap.
+    pub namespace: String,
+    /// The name of this controller, for Events.
+    pub instance: String,
+    /// The maximum number of requests that are handled in a second.
+    pub requests_per_second: u32,
+}
+
+/// The state of the controller, as shown in the status and the metrics.
+#[derive(Clone, Debug, Default)]
+pub struct ControllerState {
+    /// The number of certificates that this controller has issued, by role.
+    pub issued: BTreeMap<&'static str, u64>,
+    /// The number of requests that this controller has denied, by role and reason.
+    pub denied: BTreeMap<(&'static str, &'static str), u64>,
+    /// The number of requests whose handling has failed, and that are handled again.
+    pub failed: u64,
+    /// The number of requests that wait.
+    pub waiting: usize,
+    /// The time when the CA that signs expires.
+    pub ca_expires: Option<Timestamp>,
+    /// The reason why the CA can't be used.
+    pub ca_problem: Option<String>,
+}
+
+/// The requests that wait, by their names. A newer version of a request takes the place of an older one, so there are at most as
+/// many as the API server has.
+#[derive(Default)]
+struct Queue {
+    waiting: Mutex<HashMap<String, CertificateSigningRequest>>,
+    changed: Notify,
+}
+
+impl Queue {
+    fn push(&self, request: CertificateSigningRequest) {
+        let name = request.metadata.name.clone().unwrap_or_default();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if requests::is_done(&request) {
+            waiting.remove(&name);
+        } else {
+            waiting.insert(name, request);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Puts back a request whose handling has failed, unless there is a newer version of it.
+    fn put_back(&self, request: CertificateSigningRequest) {
+        let name = request.metadata.name.clone().unwrap_or_default();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.entry(name).or_insert(request);
+        self.changed.notify_one();
+    }
+
+    fn pop(&self) -> (Option<CertificateSigningRequest>, usize) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = waiting.keys().next().cloned();
+        let request = name.and_then(|name| waiting.remove(&name));
+        (request, waiting.len())
+    }
+}
+
+/// Runs the controller until the drain begins.
+pub async fn run(
+    client: Client,
+    settings: Settings,
+    deny_list: DenyListReceiver,
+    state: watch::Sender<ControllerState>,
+    problem: watch::Sender<Option<String>>,
+    draining: watch::Receiver<bool>,
+) {
+    let (namespace, instance) = (settings.namespace.clone(), settings.instance.clone());
+    let cluster = KubeCluster::new(client.clone(), namespace, instance);
+    let queue = Queue::default();
+    let follow = |role: Role| {
+        let api = Api::<CertificateSigningRequest>::all(client.clone());
+        let handle = |request| queue.push(request);
+        request_watch::follow(api, role.signer(), handle, &problem, draining.clone())
+    };
+    let (agents, gateways) = (follow(Role::Agent), follow(Role::Gateway));
+    let handling = handle_all(
+        &cluster,
+        &settings,
+        deny_list,
+        &queue,
+        &state,
+        draining.clone(),
+    );
+    let keeping = keep_ca(&cluster, &settings, &state, draining.clone());
+    tokio::join!(agents, gateways, handling, keeping);
+}
+
+/// Looks at the CA now and then, so that it changes without a request.
+async fn keep_ca<C: Cluster>(
+    cluster: &C,
+    settings: &Settings,
+    state: &watch::Sender<ControllerState>,
+    mut draining: watch::Receiver<bool>,
+) {
+    let mut ticks = interval(CA_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            _ = ticks.tick() => {}
+        }
+        match ca_keeper::keep(cluster, &settings.requests.ca).await {
+            Ok(authority) => state.send_modify(|state| {
+                state.ca_expires = Some(authority.until);
+                state.ca_problem = None;
+            }),
+            Err(error) => {
+                let problem = chain(&error);
+                if state.borrow().ca_problem.as_ref() != Some(&problem) {
+                    warn!(problem, "the CA can't be used");
+                }
+                state.send_modify(|state| state.ca_problem = Some(problem));
+            }
+        }
+    }
+}
+
+async fn handle_all<C: Cluster>(
+    cluster: &C,
+    settings: &Settings,
+    deny_list: DenyListReceiver,
+    queue: &Queue,
+    state: &watch::Sender<ControllerState>,
+    mut draining: watch::Receiver<bool>,
+) {
+    let pace = Duration::from_secs(1) / settings.requests_per_second.max(1);
+    let mut retry: Vec<(Instant, CertificateSigningRequest)> = Vec::new();
+    let mut next = Instant::now();
+    loop {
+        let now = Instant::now();
+        let (due, later): (Vec<_>, Vec<_>) = retry.into_iter().partition(|(at, _)| *at <= now);
+        retry = later;
+        due.into_iter()
+            .for_each(|(_, request)| queue.put_back(request));
+        let (request, waiting) = queue.pop();
+        state.send_if_modified(|state| {
+            let all = waiting + retry.len();
+            std::mem::replace(&mut state.waiting, all) != all
+        });
+        let Some(request) = request else {
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => return,
+                () = queue.changed.notified() => {}
+                () = sleep(RETRY_DELAY) => {}
+            }
+            continue;
+        };
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            () = tokio::time::sleep_until(next) => {}
+        }
+        next = Instant::now() + pace;
+        let Some(list) = deny_list.current() else {
+            warn!("no request is handled before the deny list has been valid once");
+            retry.push((Instant::now() + RETRY_DELAY, request));
+            continue;
+        };
+        let handled = requests::handle(cluster, &settings.requests, &list, request.clone()).await;
+        match handled {
+            Ok(outcome) => state.send_modify(|state| count(state, outcome)),
+            Err(error) => {
+                let name = request.metadata.name.as_deref().unwrap_or_default();
+                warn!(
+                    request = name,
+                    problem = chain(&error),
+                    "a request is handled again later"
+                );
+                state.send_modify(|state| state.failed += 1);
+                retry.push((Instant::now() + RETRY_DELAY, request));
+            }
+        }
+    }
+}
+
+fn count(state: &mut ControllerState, outcome: Outcome) {
+    let label = |role: Role| match role {
+        Role::Agent => "agent",
+        Role::Gateway => "gateway",
+    };
+    match outcome {
+        Outcome::Issued(role) => *state.issued.entry(label(role)).or_default() += 1,
+        Outcome::Denied(role, denial) => {
+            *state
+                .denied
+                .entry((label(role), denial.label()))
+                .or_default() += 1;
+        }
+        Outcome::Nothing => {}
+    }
+}

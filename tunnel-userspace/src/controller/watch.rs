@@ -1,0 +1,100 @@
+//! Lists and watches the requests of the controller's signers, and calls a function with each that may need something.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, pin_mut};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::{
+    Api,
+    api::{ListParams, WatchEvent, WatchParams},
+    core::Status,
+};
+use tokio::{sync::watch, time::sleep};
+use tracing::warn;
+
+use crate::{drain, error_chain::chain};
+
+/// The number of requests in a page of a list. A request has at most 8 KiB, its status a few.
+const PAGE: u32 = 100;
+/// The longest duration of a watch, in seconds. All requests are listed again after it, so nothing stays forgotten.
+const WATCH_SECONDS: u32 = 280;
+/// The delays after a failure.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(30);
+
+/// The error with which a watch ends early.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    #[error(transparent)]
+    Request(#[from] kube::Error),
+    #[error("the watch has failed: {0}")]
+    Status(Box<Status>),
+}
+
+/// Follows the requests of a signer until the drain begins. `problem` says why they can't be followed.
+pub(super) async fn follow(
+    api: Api<CertificateSigningRequest>,
+    signer: &str,
+    handle: impl Fn(CertificateSigningRequest) + Send + Sync,
+    problem: &watch::Sender<Option<String>>,
+    mut draining: watch::Receiver<bool>,
+) {
+    let fields = format!("spec.signerName={signer}");
+    let mut delay = FIRST_DELAY;
+    loop {
+        let ended = tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            ended = list_and_watch(&api, &fields, &handle, problem) => ended,
+        };
+        let Err(error) = ended else {
+            delay = FIRST_DELAY;
+            continue;
+        };
+        // A version that is too old is listed again at once.
+        if matches!(&error, WatchError::Status(status) if status.code == 410) {
+            continue;
+        }
+        let text = chain(&error);
+        warn!(
+            problem = text,
+            signer, "cannot follow the requests for certificates"
+        );
+        problem.send_replace(Some(text));
+        tokio::select! {
+            biased;
+            () = drain::begun(&mut draining) => return,
+            () = sleep(delay.mul_f64(0.5 + 0.5 * fastrand::f64())) => {}
+        }
+        delay = (delay * 2).min(MAX_DELAY);
+    }
+}
+
+async fn list_and_watch(
+    api: &Api<CertificateSigningRequest>,
+    fields: &str,
+    handle: &(impl Fn(CertificateSigningRequest) + Send + Sync),
+    problem: &watch::Sender<Option<String>>,
+) -> Result<(), WatchError> {
+    let mut params = ListParams::default().fields(fields).limit(PAGE);
+    let version = loop {
+        let page = api.list(&params).await?;
+        page.items.into_iter().for_each(handle);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params.continue_token = Some(token),
+            None => break page.metadata.resource_version.unwrap_or_default(),
+        }
+    };
+    problem.send_replace(None);
+    let params = WatchParams::default().fields(fields).timeout(WATCH_SECONDS);
+    let events = api.watch(&params, &version).await?;
+    pin_mut!(events);
+    while let Some(event) = events.next().await {
+        match event? {
+            WatchEvent::Added(request) | WatchEvent::Modified(request) => handle(request),
+            WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
+            WatchEvent::Error(status) => return Err(WatchError::Status(status)),
+        }
+    }
+    Ok(())
+}

@@ -45,6 +45,7 @@ pub(super) async fn open(
         store.expect_name(&config.node_name);
     }
     if let Some(requests) = requests {
+        store.expect_renewal();
         receiver.add_requests(requests);
     }
     tasks.start("identity", store.run(tasks.draining()));

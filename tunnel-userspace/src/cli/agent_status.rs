@@ -18,11 +18,12 @@ pub(super) fn render(status: &AgentStatus) -> String {
     rows.add(Row::AllowedTargets, setup.allowed_targets.join(" "));
     rows.add_each(Row::Warning, &setup.descriptor_problem);
     let identity = &status.identity;
-    if let Some(expires) = identity.expires {
+    if let Some(validity) = identity.validity() {
         let name = identity.name.as_deref().unwrap_or_default();
-        rows.add(Row::Certificate, format!("{name}, expires {expires}"));
+        rows.add(Row::Certificate, format!("{name}, {validity}"));
     }
     rows.add_each(Row::Error, &identity.problem);
+    rows.add_each(Row::Warning, identity.request_problem());
     rows.add_each(Row::Warning, &identity.warnings);
     rows.add_counts(Row::Reasons, &status.tunnel.counts);
     let connections: Vec<_> = status.tunnel.connections.iter().map(row).collect();

@@ -200,9 +200,9 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
         let connected = status.nodes.len() - disconnected.clone().count();
         let connected = format!("{connected} nodes connected (culvert nodes)");
         rows.add(Row::Agents, connected);
-        let expires = identity.expires.map(|expires| format!("expires {expires}"));
-        rows.add_each(Row::Certificate, expires);
+        rows.add_each(Row::Certificate, identity.validity());
         rows.add_each(Row::Error, &identity.problem);
+        rows.add_each(Row::Warning, identity.request_problem());
         rows.add_each(Row::Warning, &identity.warnings);
     }
     if let Some(deny_list) = &status.deny_list {

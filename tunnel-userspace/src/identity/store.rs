@@ -50,6 +50,32 @@ pub struct CertificateState {
     pub request: Option<RequestState>,
 }
 
+impl CertificateState {
+    /// Returns when the certificate in use expires and, if it is renewed by requests, when that happens.
+    #[must_use]
+    pub fn validity(&self) -> Option<String> {
+        let expires = self.expires?;
+        let renewal = self.request.as_ref().and_then(|request| request.renew_at);
+        let renewal = renewal.map(|at| format!(", is renewed on {at}"));
+        Some(format!(
+            "expires on {expires}{}",
+            renewal.unwrap_or_default()
+        ))
+    }
+
+    /// Returns the reason why a request for a certificate was without success, and since when.
+    #[must_use]
+    pub fn request_problem(&self) -> Option<String> {
+        let request = self.request.as_ref()?;
+        let problem = request.problem.as_ref()?;
+        let since = request.failing_since.map(|since| format!(" since {since}"));
+        Some(format!(
+            "no new certificate{}: {problem}",
+            since.unwrap_or_default()
+        ))
+    }
+}
+
 /// A receiver for the certificate in use, and for its state.
 #[derive(Clone, Debug)]
 pub struct CertificateReceiver {
@@ -136,6 +162,8 @@ pub struct CertificateStore {
     is_last_check_in_use: bool,
     /// The name that the certificate should have, if it is known.
     expected_name: Option<String>,
+    /// True if requests renew the certificate, so that its expiration needs no warning.
+    is_renewed: bool,
     identity: watch::Sender<Option<Arc<Identity>>>,
     state: watch::Sender<CertificateState>,
 }
@@ -158,6 +186,7 @@ impl CertificateStore {
             last_check: found.as_ref().map_err(FileError::to_string).cloned(),
             is_last_check_in_use: false,
             expected_name: None,
+            is_renewed: false,
             identity: watch::Sender::new(None),
             state: watch::Sender::new(CertificateState::default()),
         };
@@ -175,6 +204,12 @@ impl CertificateStore {
     /// warning.
     pub fn expect_name(&mut self, name: &str) {
         self.expected_name = Some(name.to_owned());
+        self.update_warnings(Timestamp::now());
+    }
+
+    /// Leaves out the warning that the certificate expires soon, because requests renew it.
+    pub fn expect_renewal(&mut self) {
+        self.is_renewed = true;
         self.update_warnings(Timestamp::now());
     }
 
@@ -272,7 +307,8 @@ impl CertificateStore {
             }
             let (from, until) = (identity.from, identity.expires);
             let warning_period = MAX_WARNING_PERIOD.min(from.duration_until(until) / 5);
-            if now <= until && now.duration_until(until) < warning_period {
+            let is_ending = now <= until && now.duration_until(until) < warning_period;
+            if is_ending && !self.is_renewed {
                 let cert = self.files.cert.display();
                 warnings.push(format!(
                     "{cert}: expires on {until}; issue a new certificate"

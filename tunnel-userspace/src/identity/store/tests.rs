@@ -324,3 +324,66 @@ async fn a_peer_is_rejected_once_its_certificate_has_expired() {
         "not before"
     );
 }
+
+#[test]
+fn a_certificate_that_requests_renew_has_no_warning_but_tells_what_is_wrong_with_them() {
+    let (_test_ca, _files, mut fixture) = valid_store();
+    fixture.store.expect_renewal();
+    fixture.check(fixed_time() + days(336));
+    assert_eq!(fixture.warnings(), Vec::<String>::new());
+
+    let requests = watch::Sender::new(RequestState {
+        renew_at: Some(fixed_time() + days(300)),
+        ..RequestState::default()
+    });
+    fixture.receiver.add_requests(requests.subscribe());
+    let state = fixture.receiver.state();
+    assert_eq!(
+        state.validity().as_deref(),
+        Some("expires on 2027-03-01T12:00:00Z, is renewed on 2026-12-26T12:00:00Z")
+    );
+    assert_eq!(state.request_problem(), None);
+
+    requests.send_modify(|state| {
+        state.problem = Some("connection refused".to_owned());
+        state.failing_since = Some(fixed_time());
+    });
+    assert_eq!(
+        fixture.receiver.state().request_problem().as_deref(),
+        Some("no new certificate since 2026-03-01T12:00:00Z: connection refused")
+    );
+}
+
+#[test]
+fn a_certificate_and_its_key_may_be_in_one_file_that_a_link_replaces() {
+    let test_ca = TestCa::at(fixed_time());
+    let directory = tempfile::tempdir().expect("a directory");
+    let link = directory.path().join("..data");
+    // A kubelet replaces the files of a projected volume by a link to another directory.
+    let publish = |version: &str, days: u32| {
+        let issued = ca::issue_agent(test_ca.dir.path(), "edge-1", None, days, fixed_time());
+        let files = issued.expect("issued").files;
+        let [cert, key] = [&files.cert, &files.key].map(|path| fs::read(path).expect("read"));
+        let next = directory.path().join(version);
+        fs::create_dir(&next).expect("created");
+        fs::write(next.join("bundle.pem"), [key, cert].concat()).expect("written");
+        let draft = directory.path().join("..data_tmp");
+        std::os::unix::fs::symlink(&next, &draft).expect("linked");
+        fs::rename(&draft, &link).expect("replaced");
+    };
+    publish("first", 10);
+    let files = IdentityFiles {
+        ca: test_ca.path("ca.pem"),
+        cert: link.join("bundle.pem"),
+        key: link.join("bundle.pem"),
+    };
+    let mut fixture = StoreFixture::open(&files, Role::Agent, fixed_time());
+    assert_eq!(fixture.problem(), None);
+    assert_eq!(fixture.name().as_deref(), Some("edge-1"));
+
+    publish("second", 20);
+    fixture.check(fixed_time());
+
+    let current = fixture.receiver.current().expect("in use");
+    assert_eq!(current.expires, fixed_time() + days(20));
+}

@@ -326,7 +326,7 @@ async fn a_peer_is_rejected_once_its_certificate_has_expired() {
 }
 
 #[test]
-fn a_certificate_that_requests_renew_has_no_warning_but_tells_what_is_wrong_with_them() {
+fn the_state_reports_failed_requests_in_the_place_of_a_warning_about_the_expiration() {
     let (_test_ca, _files, mut fixture) = valid_store();
     fixture.store.expect_renewal();
     fixture.check(fixed_time() + days(336));

@@ -28,7 +28,11 @@ pub struct ControllerViews {
 impl ControllerViews {
     fn readiness(&self) -> Readiness {
         let mut reasons: Vec<String> = self.problem.borrow().iter().cloned().collect();
-        reasons.extend(self.state.borrow().ca_problem.clone());
+        let state = self.state.borrow().clone();
+        reasons.extend(state.ca_problem);
+        if state.deny_list_missing {
+            reasons.push("no request is handled before controller.denyFile is valid".to_owned());
+        }
         if let Some(list) = &self.deny_list {
             reasons.extend(list.state().problem);
         }

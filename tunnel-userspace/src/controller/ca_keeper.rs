@@ -51,7 +51,10 @@ pub async fn keep<C: Cluster>(
         let annotations = secret.metadata.annotations.as_ref();
         let must_renew = annotations.is_some_and(|it| it.contains_key(RENEW));
         let data = data_of(&secret);
-        match ca_state::plan(&data, must_renew, settings, cluster.now())? {
+        let published = map.data.iter().flat_map(|values| values.get(TRUST_KEY));
+        let published = published.cloned().collect::<String>();
+        let plan = ca_state::plan(&data, must_renew, &published, settings, cluster.now())?;
+        match plan {
             Plan::Replace {
                 data,
                 why,

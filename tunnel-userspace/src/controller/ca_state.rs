@@ -82,7 +82,8 @@ pub enum CaStateError {
     },
 }
 
-/// Decides what is to be done with the Secret. `must_renew` is true if the Secret asks for a new CA.
+/// Decides what is to be done with the Secret. `must_renew` is true if the Secret asks for a new CA, and `published` are the
+/// certificates of the CAs that are trusted now.
 ///
 /// # Errors
 ///
@@ -90,6 +91,7 @@ pub enum CaStateError {
 pub fn plan(
     data: &CaData,
     must_renew: bool,
+    published: &str,
     settings: &CaSettings,
     now: Timestamp,
 ) -> Result<Plan, CaStateError> {
@@ -108,8 +110,9 @@ pub fn plan(
         {
             return promote(data, settings, now);
         }
-        // Without a CA that can be used, nothing overlaps.
-        Err(_) if must_renew => {
+        // The clock of this controller may be behind, so a CA that is not valid yet is not replaced. Otherwise, nothing overlaps
+        // without a CA that can be used.
+        Err(ref error) if must_renew && !is_not_valid_yet(error, now) => {
             return created(
                 data,
                 settings,
@@ -122,23 +125,13 @@ pub fn plan(
     if let Some(change) = forget_old(data, now)? {
         return Ok(change);
     }
-    if data.contains_key(NEXT_CERT) || data.contains_key(NEXT_KEY) {
-        let next = read(data, (NEXT_CERT, NEXT_KEY)).map_err(CaStateError::Next)?;
-        if must_renew {
-            let (data, why) = (data.clone(), "the next CA has been published already");
-            return Ok(Plan::Replace {
-                data,
-                why,
-                is_renewal: true,
-            });
+    let has_next = data.contains_key(NEXT_CERT) || data.contains_key(NEXT_KEY);
+    match read(data, (NEXT_CERT, NEXT_KEY)) {
+        Ok(next) if has_next => {
+            return with_next(data, must_renew, published, (current, next), settings, now);
         }
-        let since = time(data, NEXT_SINCE)?.unwrap_or(now);
-        // The clock of the controller that has made the next CA may be ahead.
-        let is_valid = next.check_validity(Path::new(NEXT_CERT), now).is_ok();
-        if is_valid && now.duration_since(since) >= settings.overlap {
-            return promote(data, settings, now);
-        }
-        return used(data, current, Some(next), settings);
+        Err(error) if has_next && !must_renew => return Err(CaStateError::Next(error)),
+        Ok(_) | Err(_) => {}
     }
     let third = current.from.duration_until(current.until) / 3;
     if must_renew || now.duration_until(current.until) < third {
@@ -146,15 +139,53 @@ pub fn plan(
         let mut data = data.clone();
         data.insert(NEXT_CERT.to_owned(), next.cert_pem().into_bytes());
         data.insert(NEXT_KEY.to_owned(), next.key_pem().into_bytes());
-        data.insert(NEXT_SINCE.to_owned(), now.to_string().into_bytes());
-        let why = "the next CA is published";
+        data.remove(NEXT_SINCE);
+        let why = "the next CA was created";
         return Ok(Plan::Replace {
             data,
             why,
             is_renewal: true,
         });
     }
-    used(data, current, None, settings)
+    used(data, current, None, settings, now)
+}
+
+fn is_not_valid_yet(error: &CaError, now: Timestamp) -> bool {
+    matches!(error, CaError::NotValid { from, .. } if now < *from)
+}
+
+/// Decides what is to be done while there is a next CA.
+fn with_next(
+    data: &CaData,
+    must_renew: bool,
+    published: &str,
+    (current, next): (Authority, Authority),
+    settings: &CaSettings,
+    now: Timestamp,
+) -> Result<Plan, CaStateError> {
+    let is_published = published.contains(certificates_in(&next.cert_pem()).trim());
+    let mut changed = data.clone();
+    // The overlap begins when the ends can find the CA.
+    let why = match time(data, NEXT_SINCE)? {
+        None if is_published => {
+            changed.insert(NEXT_SINCE.to_owned(), now.to_string().into_bytes());
+            "the next CA is published"
+        }
+        _ if must_renew => "there is a next CA already",
+        Some(since) if now.duration_since(since) >= settings.overlap => {
+            // The clock of the controller that has made it may be ahead.
+            if next.check_validity(Path::new(NEXT_CERT), now).is_ok() {
+                return promote(data, settings, now);
+            }
+            return used(data, current, Some(next), settings, now);
+        }
+        _ => return used(data, current, Some(next), settings, now),
+    };
+    Ok(Plan::Replace {
+        data: changed,
+        why,
+        is_renewal: must_renew,
+    })
 }
 
 /// Puts a new CA in the place of one that is missing or can't be used. CAs that are still trusted remain so.
@@ -166,6 +197,22 @@ fn created(
 ) -> Result<Plan, CaStateError> {
     let new = Authority::new(now, now + settings.ca_life).map_err(CaStateError::Create)?;
     let mut data = data.clone();
+    // Certificates of the CA that could not be used may still be valid, and the next CA may be trusted already.
+    let longest = longest_life(&data).ok().flatten().unwrap_or(settings.life);
+    let until = now
+        .checked_add(longest.max(settings.life))
+        .unwrap_or(Timestamp::MAX);
+    let mut old = data.remove(OLD_CERTS).unwrap_or_default();
+    append(&mut old, data.get(CERT));
+    let old = certificates_in(&String::from_utf8_lossy(&old));
+    if !old.is_empty() {
+        let until = time(&data, OLD_UNTIL)
+            .ok()
+            .flatten()
+            .map_or(until, |other| other.max(until));
+        data.insert(OLD_CERTS.to_owned(), old.into_bytes());
+        data.insert(OLD_UNTIL.to_owned(), until.to_string().into_bytes());
+    }
     for key in [NEXT_CERT, NEXT_KEY, NEXT_SINCE] {
         data.remove(key);
     }
@@ -229,11 +276,16 @@ fn used(
     current: Authority,
     next: Option<Authority>,
     settings: &CaSettings,
+    now: Timestamp,
 ) -> Result<Plan, CaStateError> {
-    // The old CA is trusted for as long as the last certificate lives, so its life is recorded before it is signed.
-    if longest_life(data)?.is_none_or(|longest| longest < settings.life) {
+    // The old CA is trusted for as long as the last certificate lives, so its life is recorded before it is signed. A CA that
+    // somebody else has created may have signed certificates that live as long as it does itself.
+    let longest = longest_life(data)?;
+    if longest.is_none_or(|longest| longest < settings.life) {
+        let of_ca = now.duration_until(current.until);
+        let life = longest.map_or_else(|| of_ca.max(settings.life), |_| settings.life);
         let mut data = data.clone();
-        data.insert(LONGEST_LIFE.to_owned(), seconds_of(settings.life));
+        data.insert(LONGEST_LIFE.to_owned(), seconds_of(life));
         let why = "certificates get a longer life";
         return Ok(Plan::Replace {
             data,
@@ -249,8 +301,19 @@ fn used(
     append(&mut trust, data.get(OLD_CERTS));
     Ok(Plan::Use {
         authority: Box::new(current),
-        trust: String::from_utf8_lossy(&trust).into_owned(),
+        trust: certificates_in(&String::from_utf8_lossy(&trust)),
     })
+}
+
+/// Returns only the PEM sections that are certificates. Whoever fills in the Secret may put the key next to its certificate.
+fn certificates_in(pem: &str) -> String {
+    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+    const END: &str = "-----END CERTIFICATE-----";
+    let sections = pem.split(BEGIN).skip(1);
+    let sections = sections.filter_map(|rest| rest.split_once(END));
+    sections
+        .map(|(body, _)| format!("{BEGIN}{}{END}\n", body.replace('\r', "")))
+        .collect()
 }
 
 /// Appends PEM sections, which begin at the beginning of a line.

@@ -34,7 +34,7 @@ pub struct NodeEvent {
     pub reason: &'static str,
     /// The sentence.
     pub message: String,
-    /// The statement of the Event. Another one about the same Node with the same statement is left out.
+    /// The role and reason. Another Event about the same Node with the same ones is left out.
     pub subject: String,
 }
 

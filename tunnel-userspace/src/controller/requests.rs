@@ -197,7 +197,7 @@ async fn deny<C: Cluster>(
                 "the request {name} for the certificate of {} was denied: {message}",
                 role.with_article()
             ),
-            subject: format!("{role} {reason} {message}"),
+            subject: format!("{role} {reason}"),
         };
         // The request says the same, so it is not denied again if only the Event is missing.
         let reported = cluster.report(event).await;

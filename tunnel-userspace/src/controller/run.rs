@@ -25,7 +25,7 @@ use super::{
 use crate::{
     drain,
     error_chain::chain,
-    identity::{DenyListReceiver, Role},
+    identity::{DenyListReceiver, Role, request::MAX_REQUEST},
 };
 
 /// The interval between two looks at the CA.
@@ -61,41 +61,79 @@ pub struct ControllerState {
     pub ca_expires: Option<Timestamp>,
     /// The reason why the CA can't be used.
     pub ca_problem: Option<String>,
+    /// True if no request is handled, because the deny list has never been valid.
+    pub deny_list_missing: bool,
+}
+
+/// A request that waits.
+struct Waiting {
+    request: CertificateSigningRequest,
+    /// Its place in the queue.
+    place: u64,
+    /// The time before which it is not handled.
+    due: Instant,
 }
 
 /// The requests that wait, by their names. A newer version of a request takes the place of an older one, so there are at most as
 /// many as the API server has.
 #[derive(Default)]
 struct Queue {
-    waiting: Mutex<HashMap<String, CertificateSigningRequest>>,
+    waiting: Mutex<(u64, HashMap<String, Waiting>)>,
     changed: Notify,
 }
 
 impl Queue {
-    fn push(&self, request: CertificateSigningRequest) {
+    /// Adds or replaces a request. One that is done, or has been deleted, is removed.
+    fn push(&self, mut request: CertificateSigningRequest, is_deleted: bool) {
         let name = request.metadata.name.clone().unwrap_or_default();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if requests::is_done(&request) {
+        let (next, waiting) = &mut *waiting;
+        if is_deleted || requests::is_done(&request) {
             waiting.remove(&name);
-        } else {
-            waiting.insert(name, request);
-            self.changed.notify_one();
+            return;
         }
+        // The API server keeps the field, whatever a write contains, and a larger request is denied.
+        request.spec.request.0.truncate(MAX_REQUEST + 1);
+        request.metadata.managed_fields = None;
+        *next += 1;
+        let place = waiting.get(&name).map_or(*next, |older| older.place);
+        let due = Instant::now();
+        waiting.insert(
+            name,
+            Waiting {
+                request,
+                place,
+                due,
+            },
+        );
+        self.changed.notify_one();
     }
 
     /// Puts back a request whose handling has failed, unless there is a newer version of it.
     fn put_back(&self, request: CertificateSigningRequest) {
         let name = request.metadata.name.clone().unwrap_or_default();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.entry(name).or_insert(request);
-        self.changed.notify_one();
+        let (next, waiting) = &mut *waiting;
+        *next += 1;
+        let (place, due) = (*next, Instant::now() + RETRY_DELAY);
+        let entry = waiting.entry(name);
+        entry.or_insert(Waiting {
+            request,
+            place,
+            due,
+        });
     }
 
+    /// Removes the request that has waited the longest, and returns it and the number of the others.
     fn pop(&self) -> (Option<CertificateSigningRequest>, usize) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = waiting.keys().next().cloned();
+        let (_, waiting) = &mut *waiting;
+        let now = Instant::now();
+        let due = waiting.iter().filter(|(_, it)| it.due <= now);
+        let first = due.min_by_key(|(_, it)| it.place);
+        let name = first.map(|(name, _)| name.clone());
         let request = name.and_then(|name| waiting.remove(&name));
-        (request, waiting.len())
+        (request.map(|it| it.request), waiting.len())
     }
 }
 
@@ -113,7 +151,7 @@ pub async fn run(
     let queue = Queue::default();
     let follow = |role: Role| {
         let api = Api::<CertificateSigningRequest>::all(client.clone());
-        let handle = |request| queue.push(request);
+        let handle = |request, is_deleted| queue.push(request, is_deleted);
         request_watch::follow(api, role.signer(), handle, &problem, draining.clone())
     };
     let (agents, gateways) = (follow(Role::Agent), follow(Role::Gateway));
@@ -169,18 +207,22 @@ async fn handle_all<C: Cluster>(
     mut draining: watch::Receiver<bool>,
 ) {
     let pace = Duration::from_secs(1) / settings.requests_per_second.max(1);
-    let mut retry: Vec<(Instant, CertificateSigningRequest)> = Vec::new();
     let mut next = Instant::now();
     loop {
-        let now = Instant::now();
-        let (due, later): (Vec<_>, Vec<_>) = retry.into_iter().partition(|(at, _)| *at <= now);
-        retry = later;
-        due.into_iter()
-            .for_each(|(_, request)| queue.put_back(request));
+        let Some(list) = deny_list.current() else {
+            state.send_modify(|state| state.deny_list_missing = true);
+            tokio::select! {
+                biased;
+                () = drain::begun(&mut draining) => return,
+                () = sleep(RETRY_DELAY) => {}
+            }
+            continue;
+        };
         let (request, waiting) = queue.pop();
         state.send_if_modified(|state| {
-            let all = waiting + retry.len();
-            std::mem::replace(&mut state.waiting, all) != all
+            let is_new = state.waiting != waiting || state.deny_list_missing;
+            (state.waiting, state.deny_list_missing) = (waiting, false);
+            is_new
         });
         let Some(request) = request else {
             tokio::select! {
@@ -197,11 +239,6 @@ async fn handle_all<C: Cluster>(
             () = tokio::time::sleep_until(next) => {}
         }
         next = Instant::now() + pace;
-        let Some(list) = deny_list.current() else {
-            warn!("no request is handled before the deny list has been valid once");
-            retry.push((Instant::now() + RETRY_DELAY, request));
-            continue;
-        };
         let handled = requests::handle(cluster, &settings.requests, &list, request.clone()).await;
         match handled {
             Ok(outcome) => state.send_modify(|state| count(state, outcome)),
@@ -213,7 +250,7 @@ async fn handle_all<C: Cluster>(
                     "a request is handled again later"
                 );
                 state.send_modify(|state| state.failed += 1);
-                retry.push((Instant::now() + RETRY_DELAY, request));
+                queue.put_back(request);
             }
         }
     }

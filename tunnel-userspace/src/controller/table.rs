@@ -4,10 +4,16 @@ use std::collections::BTreeMap;
 
 use rcgen::SubjectPublicKeyInfo;
 
-use crate::identity::{GATEWAY_NAME, Role, check_node_name, request::CertificateRequest};
+use crate::{
+    events::truncate,
+    identity::{GATEWAY_NAME, Role, check_node_name, request::CertificateRequest},
+};
 
 /// The minimum of `expirationSeconds`, in seconds (Kubernetes `pkg/apis/certificates/validation`).
 const MIN_LIFE: i64 = 600;
+
+/// The maximum length of a sentence, in bytes.
+const MAX_MESSAGE: usize = 800;
 
 /// The keys in `spec.extra` under which the API server names the Node of a pod whose token was used (Kubernetes
 /// `staging/src/k8s.io/apiserver/pkg/authentication/serviceaccount/util.go`).
@@ -166,7 +172,8 @@ impl Rules {
         self.check_rows(asked, &mut named)
             .map_err(|(denial, message)| Denied {
                 denial,
-                message,
+                // Names in requests may be long, and longer when they are escaped.
+                message: truncate(&message, MAX_MESSAGE).to_owned(),
                 node: requesting_node(asked).map(str::to_owned).or(named),
             })
     }

@@ -14,8 +14,8 @@ use tracing::warn;
 
 use crate::{drain, error_chain::chain};
 
-/// The number of requests in a page of a list. A request has at most 8 KiB, its status a few.
-const PAGE: u32 = 100;
+/// The number of requests in a page of a list. The API server accepts requests of up to a megabyte.
+const PAGE: u32 = 20;
 /// The longest duration of a watch, in seconds. All requests are listed again after it, so nothing stays forgotten.
 const WATCH_SECONDS: u32 = 280;
 /// The delays after a failure.
@@ -35,7 +35,7 @@ enum WatchError {
 pub(super) async fn follow(
     api: Api<CertificateSigningRequest>,
     signer: &str,
-    handle: impl Fn(CertificateSigningRequest) + Send + Sync,
+    handle: impl Fn(CertificateSigningRequest, bool) + Send + Sync,
     problem: &watch::Sender<Option<String>>,
     mut draining: watch::Receiver<bool>,
 ) {
@@ -47,20 +47,19 @@ pub(super) async fn follow(
             () = drain::begun(&mut draining) => return,
             ended = list_and_watch(&api, &fields, &handle, problem) => ended,
         };
-        let Err(error) = ended else {
-            delay = FIRST_DELAY;
-            continue;
-        };
-        // A version that is too old is listed again at once.
-        if matches!(&error, WatchError::Status(status) if status.code == 410) {
-            continue;
+        match ended {
+            Ok(()) => delay = FIRST_DELAY,
+            // The version was too old.
+            Err(WatchError::Status(status)) if status.code == 410 => {}
+            Err(error) => {
+                let problem_text = chain(&error);
+                warn!(
+                    problem = problem_text,
+                    signer, "cannot follow the requests for certificates"
+                );
+                problem.send_replace(Some(problem_text));
+            }
         }
-        let text = chain(&error);
-        warn!(
-            problem = text,
-            signer, "cannot follow the requests for certificates"
-        );
-        problem.send_replace(Some(text));
         tokio::select! {
             biased;
             () = drain::begun(&mut draining) => return,
@@ -73,13 +72,15 @@ pub(super) async fn follow(
 async fn list_and_watch(
     api: &Api<CertificateSigningRequest>,
     fields: &str,
-    handle: &(impl Fn(CertificateSigningRequest) + Send + Sync),
+    handle: &(impl Fn(CertificateSigningRequest, bool) + Send + Sync),
     problem: &watch::Sender<Option<String>>,
 ) -> Result<(), WatchError> {
     let mut params = ListParams::default().fields(fields).limit(PAGE);
     let version = loop {
         let page = api.list(&params).await?;
-        page.items.into_iter().for_each(handle);
+        page.items
+            .into_iter()
+            .for_each(|request| handle(request, false));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params.continue_token = Some(token),
             None => break page.metadata.resource_version.unwrap_or_default(),
@@ -91,7 +92,7 @@ async fn list_and_watch(
     pin_mut!(events);
     while let Some(event) = events.next().await {
         match event? {
-            WatchEvent::Added(request) | WatchEvent::Modified(request) => handle(request),
+            WatchEvent::Added(request) | WatchEvent::Modified(request) => handle(request, false),
             WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
             WatchEvent::Error(status) => return Err(WatchError::Status(status)),
         }

@@ -15,7 +15,7 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
 pub use self::api::{ApiError, Asked, KubeApi, RequestApi, State};
-use self::on_disk::{OnDisk, Pending};
+use self::on_disk::{NotInstalled, OnDisk, Pending};
 use super::{IdentityFiles, Role};
 use crate::drain;
 
@@ -154,12 +154,18 @@ impl<A: RequestApi> Requester<A> {
         let life = current.as_ref().map_or(self.wanted.life, |it| it.life());
         if let Ok(current) = &current {
             let renew_at = current.renew_at();
-            self.state.send_if_modified(|state| {
-                let is_new = state.renew_at != Some(renew_at);
-                state.renew_at = Some(renew_at);
-                is_new
-            });
             if now < renew_at {
+                // An earlier problem may have gone by itself.
+                self.failures = 0;
+                self.state.send_if_modified(|state| {
+                    let received = state.received;
+                    let settled = RequestState {
+                        renew_at: Some(renew_at),
+                        received,
+                        ..RequestState::default()
+                    };
+                    std::mem::replace(state, settled.clone()) != settled
+                });
                 return interval_for(life);
             }
         }
@@ -214,8 +220,11 @@ impl<A: RequestApi> Requester<A> {
                 info!(node = self.wanted.node, %expires, "a certificate was received");
                 Try::Received
             }
+            Err(NotInstalled::Useless(problem)) => Try::Refused(format!(
+                "the certificate that was issued is of no use: {problem}"
+            )),
             // The CA that has signed may not have arrived in the file of trusted CAs yet.
-            Err(problem) => Try::Waits(format!(
+            Err(NotInstalled::NotYet(problem)) => Try::Waits(format!(
                 "the certificate that was issued can't be used: {problem}"
             )),
         }

@@ -304,7 +304,11 @@ pub(super) const USERSPACE: &[Rule] = &[
             "crate::error_chain",
         ],
     ),
-    rule("controller::table", PURE, &["crate::identity"]),
+    rule(
+        "controller::table",
+        PURE,
+        &["crate::identity", "crate::events::truncate"],
+    ),
     rule("controller::ca_state", PURE, &["crate::identity::ca"]),
     rule(
         "tunnel",

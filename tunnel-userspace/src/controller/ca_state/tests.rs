@@ -20,6 +20,7 @@ fn days(days: i64) -> SignedDuration {
 struct Model {
     data: CaData,
     must_renew: bool,
+    published: String,
     now: Timestamp,
 }
 
@@ -28,6 +29,7 @@ impl Model {
         Self {
             data: CaData::new(),
             must_renew: false,
+            published: String::new(),
             now: start(),
         }
     }
@@ -37,7 +39,9 @@ impl Model {
     fn settle(&mut self) -> (Vec<&'static str>, String, usize) {
         let mut changes = Vec::new();
         loop {
-            let plan = plan(&self.data, self.must_renew, &SETTINGS, self.now).expect("a plan");
+            let published = self.published.clone();
+            let plan = plan(&self.data, self.must_renew, &published, &SETTINGS, self.now);
+            let plan = plan.expect("a plan");
             match plan {
                 Plan::Replace {
                     data,
@@ -49,9 +53,14 @@ impl Model {
                     changes.push(why);
                     assert!(changes.len() < 5, "{changes:?}");
                 }
+                Plan::Use { authority, trust } if trust != self.published => {
+                    drop(authority);
+                    self.published = trust;
+                }
                 Plan::Use { authority, trust } => {
                     let certificates = trust.matches("BEGIN CERTIFICATE").count();
-                    assert!(trust.contains(authority.cert_pem().trim()));
+                    let own = certificates_in(&authority.cert_pem());
+                    assert!(trust.contains(&own));
                     return (changes, authority.cert_pem(), certificates);
                 }
             }
@@ -64,7 +73,7 @@ impl Model {
     }
 
     fn error(&self) -> String {
-        match plan(&self.data, self.must_renew, &SETTINGS, self.now) {
+        match plan(&self.data, self.must_renew, "", &SETTINGS, self.now) {
             Ok(_) => panic!("it must be refused"),
             Err(error) => crate::error_chain::chain(&error),
         }
@@ -88,7 +97,10 @@ fn a_ca_changes_with_overlap_when_a_third_of_its_life_is_left() {
     let (_, first, _) = model.settle();
 
     let (changes, signer, trusted) = model.after(days(2434));
-    assert_eq!(changes, ["the next CA is published"]);
+    assert_eq!(
+        changes,
+        ["the next CA was created", "the next CA is published"]
+    );
     assert_eq!((signer, trusted), (first.clone(), 2));
     assert_eq!(model.after(days(6)), (vec![], first.clone(), 2));
 
@@ -150,12 +162,12 @@ fn the_old_ca_is_trusted_for_the_longest_life_of_its_certificates() {
     model.must_renew = true;
     model.settle();
     model.now += days(7);
-    let Ok(Plan::Replace { data, .. }) = plan(&model.data, false, &short, model.now) else {
+    let plan_for = |data: &CaData, now| plan(data, false, &model.published, &short, now);
+    let Ok(Plan::Replace { data, .. }) = plan_for(&model.data, model.now) else {
         panic!("it must change");
     };
-    model.now += days(29);
     assert!(matches!(
-        plan(&data, false, &short, model.now),
+        plan_for(&data, model.now + days(29)),
         Ok(Plan::Use { trust, .. }) if trust.matches("BEGIN CERTIFICATE").count() == 2
     ));
 }
@@ -172,20 +184,27 @@ fn a_bad_ca_is_named_and_replaced_only_if_that_is_asked_for() {
         model.data.insert(key.to_owned(), value.to_vec());
         model
     };
-    for (mut model, text) in [
-        (broken(CERT, b""), "ca.pem"),
-        (broken(CERT, b"nonsense"), "ca.pem"),
-        (broken(KEY, b""), "ca-key.pem"),
+    // Certificates that the CA has signed remain valid if its own certificate is known.
+    for (mut model, text, trusted) in [
+        (broken(CERT, b""), "ca.pem", 1),
+        (broken(CERT, b"nonsense"), "ca.pem", 1),
+        (broken(KEY, b""), "ca-key.pem", 2),
         (
             broken(KEY, &other.data[KEY]),
             "has no certificate for the private key",
+            2,
         ),
     ] {
         let error = model.error();
         assert!(error.contains(text), "{error}");
         model.must_renew = true;
-        assert_eq!(model.settle().2, 1);
+        assert_eq!(model.settle().2, trusted);
     }
+    let mut early = Model::new();
+    early.data = good.data.clone();
+    early.now -= days(1);
+    early.must_renew = true;
+    assert!(early.error().contains("valid from"), "{}", early.error());
     let mut expired = Model::new();
     expired.data = good.data.clone();
     expired.now += days(3651);
@@ -202,4 +221,49 @@ fn a_bad_ca_is_named_and_replaced_only_if_that_is_asked_for() {
         let named = if key == OLD_CERTS { OLD_UNTIL } else { key };
         assert!(model.error().contains(named), "{}", model.error());
     }
+}
+
+#[test]
+fn certificates_that_were_issued_by_hand_are_trusted_as_long_as_their_ca_lives() {
+    let mut model = Model::new();
+    model.settle();
+    // As after `culvert ca init`, with the key next to the certificate.
+    let mut cert = model.data[CERT].clone();
+    cert.extend_from_slice(&model.data[KEY]);
+    model.data.insert(CERT.to_owned(), cert);
+    model.data.remove(LONGEST_LIFE);
+    model.must_renew = true;
+    model.settle();
+    assert!(!model.published.contains("PRIVATE KEY"));
+
+    assert_eq!(model.after(days(7)).2, 2);
+    assert_eq!(model.after(days(1000)).2, 2);
+}
+
+#[test]
+fn the_overlap_begins_when_the_next_ca_is_published() {
+    let mut model = Model::new();
+    let (_, first, _) = model.settle();
+    model.must_renew = true;
+    let created = plan(&model.data, true, &model.published, &SETTINGS, model.now);
+    let Ok(Plan::Replace { data, .. }) = created else {
+        panic!("it must be created");
+    };
+    (model.data, model.must_renew) = (data, false);
+
+    // No controller runs for some time.
+    assert_eq!(model.after(days(100)).1, first);
+    assert_eq!(model.after(days(6)).1, first);
+    assert_ne!(model.after(days(1)).1, first);
+}
+
+#[test]
+fn a_damaged_next_ca_is_replaced_if_that_is_asked_for() {
+    let mut model = Model::new();
+    model.settle();
+    model.data.insert(NEXT_CERT.to_owned(), b"x".to_vec());
+    assert!(model.error().contains("next-ca.pem"), "{}", model.error());
+
+    model.must_renew = true;
+    assert_eq!(model.settle().2, 2);
 }

@@ -28,6 +28,14 @@ pub(super) struct OnDisk {
     pending_request: PathBuf,
 }
 
+/// The reason why a certificate was not written.
+pub(super) enum NotInstalled {
+    /// It may be possible later.
+    NotYet(String),
+    /// The certificate will never be valid.
+    Useless(String),
+}
+
 /// The certificate in use.
 pub(super) struct Current {
     /// The time when it was issued.
@@ -125,6 +133,7 @@ impl OnDisk {
     pub(super) fn pending(&self) -> Result<Pending, String> {
         let read = |path| pem_files::read(path).map(|(bytes, _)| bytes);
         if let (Ok(request), Ok(key)) = (read(&self.pending_request), read(&self.pending_key))
+            && !self.is_installed(&key)
             && let Some(pending) = Pending::parse(request, key, &self.wanted)
         {
             return Ok(pending);
@@ -144,6 +153,12 @@ impl OnDisk {
             .ok_or_else(|| "a request that was just made can't be read".to_owned())
     }
 
+    /// Returns true if a key is that of the certificate in use: its request was not removed.
+    fn is_installed(&self, key: &[u8]) -> bool {
+        let pair = pem_files::read(&self.files.cert);
+        pair.is_ok_and(|(pair, _)| !key.is_empty() && pair.ends_with(key))
+    }
+
     /// Removes the request that waits. The next one gets another key.
     pub(super) fn forget_pending(&self) {
         for path in [&self.pending_request, &self.pending_key] {
@@ -159,24 +174,38 @@ impl OnDisk {
         pending: &Pending,
         certificate: &[u8],
         now: Timestamp,
-    ) -> Result<Timestamp, String> {
+    ) -> Result<Timestamp, NotInstalled> {
         let mut pair = certificate.to_vec();
         if pair.last() != Some(&b'\n') {
             pair.push(b'\n');
         }
         pair.extend_from_slice(&pending.key);
-        let (ca, _) = pem_files::read(&self.files.ca).map_err(|error| error.to_string())?;
+        let ca = pem_files::read(&self.files.ca);
+        let (ca, _) = ca.map_err(|error| NotInstalled::NotYet(error.to_string()))?;
         let contents = FileContents {
             ca,
             cert: pair.clone(),
             key: pair.clone(),
             mode: MODE,
         };
-        let current = self
-            .verify(&contents, now)
-            .map_err(|error| error.to_string())?;
+        let current = self.verify(&contents, now).map_err(|error| {
+            let text = error.to_string();
+            let is_useless = matches!(
+                error.problem,
+                FileProblem::Expired(_)
+                    | FileProblem::KeyMismatch { .. }
+                    | FileProblem::WrongRole { .. }
+                    | FileProblem::WrongPurpose(_)
+                    | FileProblem::OtherNode(..)
+            );
+            if is_useless && error.path == self.files.cert {
+                NotInstalled::Useless(text)
+            } else {
+                NotInstalled::NotYet(text)
+            }
+        })?;
         replace_files(&[(self.files.cert.clone(), pair, MODE)])
-            .map_err(|error| crate::error_chain::chain(&error))?;
+            .map_err(|error| NotInstalled::NotYet(crate::error_chain::chain(&error)))?;
         self.forget_pending();
         Ok(current.expires)
     }

@@ -374,3 +374,62 @@ async fn certificates_of_20_seconds_are_renewed_in_time() {
     }
     running.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_has_expired_before_it_could_be_used_is_followed_by_another_one() {
+    let machine = Machine::new();
+    let ca = machine.wanted().ca;
+    let trusted = fs::read_to_string(&ca).expect("written");
+    fs::write(&ca, "").expect("written");
+    let running = machine.run();
+    sleep(LIFE + HOUR).await;
+    assert_eq!(machine.made().len(), 1);
+
+    fs::write(&ca, trusted).expect("written");
+    sleep(HOUR).await;
+    assert_eq!(running.problem(), "");
+    assert_eq!(machine.made().len(), 2);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_not_used_again_although_its_request_could_not_be_removed() {
+    let machine = Machine::new();
+    machine.set(Mode::Ignore);
+    let running = machine.run();
+    sleep(Duration::from_secs(10)).await;
+    let directory = machine.wanted().directory;
+    let files = ["requested-key.pem", "request.pem"].map(|name| directory.join(name));
+    let kept = files
+        .each_ref()
+        .map(|path| fs::read(path).expect("written"));
+    machine.set(Mode::Sign);
+    sleep(HOUR).await;
+    assert_eq!(machine.made().len(), 1);
+
+    for (path, bytes) in files.iter().zip(kept) {
+        fs::write(path, bytes).expect("written");
+    }
+    sleep(LIFE).await;
+    assert_eq!(machine.made().len(), 2);
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_problem_that_has_gone_by_itself_is_forgotten() {
+    let machine = Machine::new();
+    let running = machine.run();
+    sleep(Duration::from_secs(10)).await;
+    machine.set(Mode::Unreachable);
+    let path = machine.wanted().files().cert;
+    let aside = machine.directory.path().join("aside");
+    fs::rename(&path, &aside).expect("moved");
+    sleep(HOUR / 4).await;
+    assert_ne!(running.problem(), "");
+
+    fs::rename(&aside, &path).expect("moved");
+    sleep(HOUR / 4).await;
+    assert_eq!(running.problem(), "");
+    assert_eq!(running.state.borrow().received, 1);
+    running.stop().await;
+}

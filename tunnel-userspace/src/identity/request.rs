@@ -154,8 +154,7 @@ fn only_section(pem: &[u8]) -> Result<Vec<u8>, String> {
     const END: &[u8] = b"-----END CERTIFICATE REQUEST-----";
     if pem.len() > MAX_REQUEST {
         return Err(format!(
-            "it has {} bytes; a request has at most {MAX_REQUEST}",
-            pem.len()
+            "it is too long; a request has at most {MAX_REQUEST} bytes"
         ));
     }
     let sections = pem_files::sections(pem).map_err(|problem| problem.to_string())?;

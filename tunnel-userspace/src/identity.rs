@@ -64,6 +64,22 @@ impl Role {
         }
     }
 
+    /// Returns the name of the role.
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Agent => "agent",
+        }
+    }
+
+    /// Returns the usages of the key in a request for the role's certificate (`spec.usages` of a CertificateSigningRequest).
+    pub(crate) const fn usages(self) -> [&'static str; 2] {
+        match self {
+            Self::Gateway => ["digital signature", "server auth"],
+            Self::Agent => ["digital signature", "client auth"],
+        }
+    }
+
     /// Returns the name of the role with its article.
     pub(crate) const fn with_article(self) -> &'static str {
         match self {
@@ -83,10 +99,7 @@ impl Role {
 
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gateway => "gateway",
-            Self::Agent => "agent",
-        })
+        f.write_str(self.label())
     }
 }
 

@@ -61,10 +61,8 @@ pub async fn keep<C: Cluster>(
                 is_renewal,
             } => {
                 let changed = with_data(secret, data, is_renewal);
-                match cluster.replace_ca(changed).await {
-                    Ok(()) => info!(why, "the CA was changed"),
-                    Err(ClusterError::Conflict) => {}
-                    Err(error) => return Err(error.into()),
+                if was_written(cluster.replace_ca(changed).await)? {
+                    info!(why, "the CA was changed");
                 }
             }
             Plan::Use { authority, trust } => {
@@ -73,15 +71,21 @@ pub async fn keep<C: Cluster>(
                     return Ok(Arc::from(authority));
                 }
                 values.insert(TRUST_KEY.to_owned(), trust);
-                match cluster.replace_trust(map).await {
-                    Ok(()) => info!("the trusted CAs were published"),
-                    Err(ClusterError::Conflict) => {}
-                    Err(error) => return Err(error.into()),
+                if was_written(cluster.replace_trust(map).await)? {
+                    info!("the trusted CAs were published");
                 }
             }
         }
     }
     Err(CaKeeperError::Contended)
+}
+
+/// Returns false if another controller was faster.
+fn was_written(written: Result<(), ClusterError>) -> Result<bool, ClusterError> {
+    match written {
+        Err(ClusterError::Conflict) => Ok(false),
+        other => other.map(|()| true),
+    }
 }
 
 fn data_of(secret: &Secret) -> CaData {

@@ -13,7 +13,7 @@ const CERT: &str = "ca.pem";
 const KEY: &str = "ca-key.pem";
 const NEXT_CERT: &str = "next-ca.pem";
 const NEXT_KEY: &str = "next-ca-key.pem";
-/// The time since which the next CA has been there.
+/// The time since which the next CA has been published.
 const NEXT_SINCE: &str = "next-since";
 /// The certificates of CAs that sign no more but are trusted.
 const OLD_CERTS: &str = "old-ca.pem";

@@ -173,19 +173,13 @@ async fn deny<C: Cluster>(
 ) -> Result<Outcome, HandleError> {
     let name = request.metadata.name.clone().unwrap_or_default();
     let (reason, message) = (denied.denial.reason(), &denied.message);
-    if has_condition(&request, APPROVED) {
-        add_condition(
-            &mut request,
-            (FAILED, reason, message.clone()),
-            cluster.now(),
-        );
+    let is_approved = has_condition(&request, APPROVED);
+    let condition = if is_approved { FAILED } else { DENIED };
+    let condition = (condition, reason, message.clone());
+    add_condition(&mut request, condition, cluster.now());
+    if is_approved {
         cluster.replace_status(request).await?;
     } else {
-        add_condition(
-            &mut request,
-            (DENIED, reason, message.clone()),
-            cluster.now(),
-        );
         cluster.replace_approval(request).await?;
     }
     warn!(request = name, %role, reason, message, "a request for a certificate was denied");

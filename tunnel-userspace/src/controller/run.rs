@@ -257,16 +257,12 @@ async fn handle_all<C: Cluster>(
 }
 
 fn count(state: &mut ControllerState, outcome: Outcome) {
-    let label = |role: Role| match role {
-        Role::Agent => "agent",
-        Role::Gateway => "gateway",
-    };
     match outcome {
-        Outcome::Issued(role) => *state.issued.entry(label(role)).or_default() += 1,
+        Outcome::Issued(role) => *state.issued.entry(role.label()).or_default() += 1,
         Outcome::Denied(role, denial) => {
             *state
                 .denied
-                .entry((label(role), denial.label()))
+                .entry((role.label(), denial.label()))
                 .or_default() += 1;
         }
         Outcome::Nothing => {}

@@ -6,11 +6,11 @@ use rcgen::SubjectPublicKeyInfo;
 
 use crate::{
     events::truncate,
-    identity::{GATEWAY_NAME, Role, check_node_name, request::CertificateRequest},
+    identity::{
+        GATEWAY_NAME, Role, check_node_name,
+        request::{CertificateRequest, MIN_EXPIRATION},
+    },
 };
-
-/// The minimum of `expirationSeconds`, in seconds (Kubernetes `pkg/apis/certificates/validation`).
-const MIN_LIFE: i64 = 600;
 
 /// The maximum length of a sentence, in bytes.
 const MAX_MESSAGE: usize = 800;
@@ -284,11 +284,11 @@ impl Rules {
             return deny(Denial::Listed, format!("Node {name} is on the deny list"));
         }
         if let Some(seconds) = candidate.expiration_seconds
-            && !(MIN_LIFE..=self.max_life.max(MIN_LIFE)).contains(&seconds)
+            && !(MIN_EXPIRATION..=self.max_life.max(MIN_EXPIRATION)).contains(&seconds)
         {
             let message = format!(
-                "expirationSeconds is {seconds}; it must be absent, or from {MIN_LIFE} to {}",
-                self.max_life.max(MIN_LIFE)
+                "expirationSeconds is {seconds}; it must be absent, or from {MIN_EXPIRATION} to {}",
+                self.max_life.max(MIN_EXPIRATION)
             );
             return deny(Denial::Life, message);
         }
@@ -312,10 +312,7 @@ fn one<'a>(extra: &'a BTreeMap<String, Vec<String>>, key: &str) -> Option<&'a st
 }
 
 fn check_usages(role: Role, usages: &[String]) -> Checked<()> {
-    let mut wanted = match role {
-        Role::Agent => ["client auth", "digital signature"],
-        Role::Gateway => ["digital signature", "server auth"],
-    };
+    let mut wanted = role.usages();
     wanted.sort_unstable();
     let mut found: Vec<&str> = usages.iter().map(String::as_str).collect();
     found.sort_unstable();

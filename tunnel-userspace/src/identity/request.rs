@@ -22,6 +22,10 @@ use super::{
     pem_files,
 };
 
+/// The minimum of `expirationSeconds` of a CertificateSigningRequest, in seconds (Kubernetes
+/// `pkg/apis/certificates/validation`).
+pub const MIN_EXPIRATION: i64 = 600;
+
 /// The maximum size of a request, in bytes.
 pub const MAX_REQUEST: usize = 8 << 10;
 

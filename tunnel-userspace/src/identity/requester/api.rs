@@ -11,10 +11,7 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 
-use crate::identity::Role;
-
-/// The minimum of `expirationSeconds` (Kubernetes `pkg/apis/certificates/validation`).
-const MIN_LIFE: Duration = Duration::from_secs(600);
+use crate::identity::{Role, request::MIN_EXPIRATION};
 
 /// A request for a certificate.
 #[derive(Clone, Copy, Debug)]
@@ -87,11 +84,9 @@ impl RequestApi for KubeApi {
 }
 
 fn object_for(asked: &Asked<'_>) -> CertificateSigningRequest {
-    let usage = match asked.role {
-        Role::Agent => "client auth",
-        Role::Gateway => "server auth",
-    };
-    let seconds = asked.life.max(MIN_LIFE).as_secs();
+    let seconds = i64::try_from(asked.life.as_secs()).unwrap_or(i64::MAX);
+    let seconds = i32::try_from(seconds.max(MIN_EXPIRATION)).unwrap_or(i32::MAX);
+    let usages = asked.role.usages().map(str::to_owned);
     CertificateSigningRequest {
         metadata: ObjectMeta {
             name: Some(asked.name.to_owned()),
@@ -100,8 +95,8 @@ fn object_for(asked: &Asked<'_>) -> CertificateSigningRequest {
         spec: CertificateSigningRequestSpec {
             request: ByteString(asked.request.to_vec()),
             signer_name: asked.role.signer().to_owned(),
-            usages: Some(vec!["digital signature".to_owned(), usage.to_owned()]),
-            expiration_seconds: Some(i32::try_from(seconds).unwrap_or(i32::MAX)),
+            usages: Some(usages.into()),
+            expiration_seconds: Some(seconds),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,

@@ -79,6 +79,7 @@ fn a_tcx_link_can_be_created_exactly_if_the_probe_finds_the_feature() -> Result<
 }
 
 #[test]
+#[ignore = "independent of the kernel: the matrix also runs `culvert-lab verify`, which loads the same programs"]
 fn every_program_is_verified_in_each_variant_that_this_kernel_supports() -> Result<()> {
     let features = bpf::probe()?;
     let measured = verifier::measure(features)?;

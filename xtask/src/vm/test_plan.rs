@@ -1,8 +1,8 @@
 //! Selects tests, and divides them into plans for virtual machines and for this machine.
 
-use std::process::Command;
+use std::{collections::BTreeSet, process::Command};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::guest_binaries::MachinePrograms;
@@ -91,18 +91,30 @@ impl TestSelection {
         Ok(selection)
     }
 
-    /// Returns the same selection with only those netns tests that are in one of the modules.
-    pub(crate) fn in_modules(&self, modules: &[&str]) -> Self {
-        let is_in = |name: &String| {
-            let module = name.split("::").next();
-            module.is_some_and(|module| modules.contains(&module))
+    /// Returns the same selection with only those netns tests that are in one of the modules, but not in a submodule of it.
+    /// Returns an error if a module has no test.
+    pub(crate) fn in_modules(&self, modules: &[&str]) -> Result<Self> {
+        let module_of = |name: &String| {
+            let found = name.rsplit_once("::");
+            modules
+                .iter()
+                .find(|it| Some(**it) == found.map(|(module, _)| module))
         };
-        let only = |names: &[String]| names.iter().filter(|it| is_in(it)).cloned().collect();
-        Self {
-            netns: only(&self.netns),
-            race: only(&self.race),
-            ..self.clone()
+        let only = |names: &[String]| -> Vec<String> {
+            let chosen = names.iter().filter(|name| module_of(name).is_some());
+            chosen.cloned().collect()
+        };
+        let (netns, race) = (only(&self.netns), only(&self.race));
+        let used: BTreeSet<_> = netns.iter().chain(&race).filter_map(module_of).collect();
+        let unused = modules.iter().find(|module| !used.contains(module));
+        if let Some(unused) = unused {
+            bail!("no test is in the module {unused}, which xtask/src/vm/kernels.rs lists");
         }
+        Ok(Self {
+            netns,
+            race,
+            ..self.clone()
+        })
     }
 
     /// Returns the plans for virtual machines with one CPU, which contain all tests that do not need two. If
@@ -296,6 +308,22 @@ mod tests {
         let plan = race.race_plan().expect("a plan");
         assert!(command(&plan).ends_with(" race::b"));
         assert_eq!(plan.json()["environment"]["CULVERT_LASTING"], "1");
+    }
+
+    #[test]
+    fn a_kernel_runs_the_tests_of_its_modules_and_each_module_has_one() {
+        let all = TestSelection {
+            netns: names(&["packets::a", "packets::links::b", "hooks::c"]),
+            race: names(&["race::d"]),
+            ..TestSelection::default()
+        };
+
+        let selected = all.in_modules(&["packets", "race"]).expect("known modules");
+
+        assert_eq!(selected.netns, ["packets::a"]);
+        assert_eq!(selected.race, ["race::d"]);
+        let error = all.in_modules(&["link"]).expect_err("no such module");
+        assert!(error.to_string().contains("module link,"), "{error}");
     }
 
     #[test]

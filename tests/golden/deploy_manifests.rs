@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser as _;
 use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    core::v1::{Container, Pod, PodSpec, ServiceAccount},
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::{ConfigMap, Container, Pod, PodSpec, Secret, ServiceAccount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -94,7 +94,10 @@ fn expect_contained(part: &Value, full: &Value, path: &str) -> Result<()> {
 fn check(value: &Value) -> Result<()> {
     match value["kind"].as_str() {
         Some("DaemonSet") => expect_known_fields::<DaemonSet>(value),
+        Some("Deployment") => expect_known_fields::<Deployment>(value),
         Some("Pod") => expect_known_fields::<Pod>(value),
+        Some("ConfigMap") => expect_known_fields::<ConfigMap>(value),
+        Some("Secret") => expect_known_fields::<Secret>(value),
         Some("ServiceAccount") => expect_known_fields::<ServiceAccount>(value),
         Some("ClusterRole") => expect_known_fields::<ClusterRole>(value),
         Some("ClusterRoleBinding") => expect_known_fields::<ClusterRoleBinding>(value),
@@ -136,19 +139,17 @@ fn every_config_is_valid_for_culvert() -> Result<()> {
     Ok(())
 }
 
-/// Returns the pod specs of all Pods and DaemonSets in `deploy`. Patches are left out.
+/// Returns the pod specs of all Pods, DaemonSets and Deployments in `deploy`. Patches are left out.
 fn pods() -> Result<Vec<PodSpec>> {
     let mut pods = Vec::new();
     for (_, value) in objects()? {
-        let is_whole = !value["spec"]["selector"].is_null();
-        if value["kind"] == "DaemonSet" && is_whole {
-            let object: DaemonSet = serde_json::from_value(value)?;
-            let spec = object.spec.and_then(|spec| spec.template.spec);
-            pods.push(spec.context("a DaemonSet without a pod template")?);
-        } else if value["kind"] == "Pod" {
-            let object: Pod = serde_json::from_value(value)?;
-            pods.push(object.spec.context("a Pod without a spec")?);
-        }
+        let is_patch = value["spec"]["selector"].is_null();
+        let spec = match value["kind"].as_str() {
+            Some("DaemonSet" | "Deployment") if !is_patch => &value["spec"]["template"]["spec"],
+            Some("Pod") => &value["spec"],
+            _ => continue,
+        };
+        pods.push(serde_json::from_value(spec.clone())?);
     }
     ensure!(!pods.is_empty(), "there are no pods");
     Ok(pods)
@@ -220,12 +221,12 @@ fn pods_that_are_scheduled_go_to_nodes_that_can_run_the_image() -> Result<()> {
     Ok(())
 }
 
-/// Returns the node selector terms in a patch file.
-fn terms(patch: &str) -> Result<Value> {
+/// Returns the node selector terms in a file.
+fn terms(file: &str) -> Result<Value> {
     let mut objects = objects()?.into_iter();
-    let patch = objects.find(|(path, _)| path.ends_with(patch));
-    let (_, patch) = patch.context("deploy has no such patch file")?;
-    let affinity = &patch["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
+    let object = objects.find(|(path, _)| path.ends_with(file));
+    let (_, object) = object.context("deploy has no such file")?;
+    let affinity = &object["spec"]["template"]["spec"]["affinity"]["nodeAffinity"];
     Ok(affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone())
 }
 
@@ -237,11 +238,12 @@ fn no_node_can_make_itself_a_gateway_and_every_node_has_one_daemon() -> Result<(
     let label = |operator: &str| json!({ "key": LABEL, "operator": operator, "values": ["true"] });
     let term = |expressions: &[Value]| json!({ "matchExpressions": expressions });
 
-    // The first patch selects nodes with either label, and the second one those with neither. A kubelet can't
-    // set the second label: of the labels below kubernetes.io, a kubelet may set only those below
+    // Gateways and controllers select nodes with either label, and the other nodes are those with neither. A kubelet
+    // can't set the second label: of the labels below kubernetes.io, a kubelet may set only those below
     // kubelet.kubernetes.io and node.kubernetes.io (KEP-279).
-    let cloud = [term(&[role("Exists")]), term(&[label("In")])];
-    ensure!(terms("tunnel/cloud/node.yaml")? == Value::from_iter(cloud));
+    let cloud = Value::from_iter([term(&[role("Exists")]), term(&[label("In")])]);
+    ensure!(terms("tunnel/cloud/node.yaml")? == cloud);
+    ensure!(terms("controller/controller.yaml")? == cloud);
     let others = term(&[role("DoesNotExist"), label("NotIn")]);
     ensure!(terms("tunnel/others/node.yaml")? == Value::from_iter([others]));
     Ok(())
@@ -341,7 +343,7 @@ fn accounts_of(kind: &str, role: &str) -> Result<Vec<String>> {
     Ok(accounts)
 }
 
-/// Returns the service accounts used by DaemonSets and by patches for them.
+/// Returns the service accounts used by DaemonSets and Deployments, and by patches for them.
 fn accounts_of_daemons() -> Result<Vec<String>> {
     let mut accounts = Vec::new();
     for (_, value) in objects()? {
@@ -356,8 +358,19 @@ fn accounts_of_daemons() -> Result<Vec<String>> {
 fn each_daemon_has_an_account_of_its_own_with_the_rights_that_it_uses() -> Result<()> {
     let nodes = ["culvert-cloud", "culvert-node"];
 
-    ensure!(accounts_of_daemons()? == ["culvert-agent", "culvert-cloud", "culvert-node"]);
+    let all = [
+        "culvert-agent",
+        "culvert-cloud",
+        "culvert-controller",
+        "culvert-node",
+    ];
+    ensure!(accounts_of_daemons()? == all);
     ensure!(accounts_of("ClusterRole", "culvert-node")? == nodes);
+    let requesters = ["culvert-agent", "culvert-cloud"];
+    ensure!(accounts_of("ClusterRole", "culvert-certificate-requester")? == requesters);
+    for kind in ["ClusterRole", "Role"] {
+        ensure!(accounts_of(kind, "culvert-controller")? == ["culvert-controller"]);
+    }
     // Only nodes that steer read the ConfigMap that lists additional kubelet ports.
     ensure!(accounts_of("Role", "culvert-cloud")? == ["culvert-cloud"]);
     Ok(())

@@ -1,5 +1,5 @@
 //! Deploys Culvert to a cluster's nodes from a copy of its manifests. As an administrator would, it fills in
-//! addresses and creates certificates; it also adds settings that only these nodes need.
+//! addresses; it also adds settings that only these nodes need.
 
 use std::{
     fs,
@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::pki::{Authority, CertifiedKey, Validity};
 
 use super::{kubectl::Kubectl, network, node::Node};
 
@@ -16,8 +15,13 @@ const OVERLAY: &str = "apiVersion: kustomize.config.k8s.io/v1beta1\n\
     kind: Kustomization\n\
     resources: [../deploy/tunnel]\n\
     components: [../deploy/sockets]\n";
-/// The DaemonSets in the overlay.
-const DAEMON_SETS: [&str; 3] = ["culvert-cloud", "culvert-node", "culvert-agent"];
+/// The Deployments and DaemonSets in the overlay.
+const WORKLOADS: [&str; 4] = [
+    "deployment/culvert-controller",
+    "daemonset/culvert-cloud",
+    "daemonset/culvert-node",
+    "daemonset/culvert-agent",
+];
 const NAMESPACE: &str = "kube-system";
 
 /// The files that contain a placeholder for an address, each with that placeholder: one for the API server's
@@ -56,7 +60,6 @@ pub(super) fn deploy(
     let manifests = scratch.join("deploy");
     copy(&deployment.manifests, &manifests)?;
     fill_in(&manifests, nodes, deployment.includes_pod_links)?;
-    create_certificates(kubectl, nodes)?;
     // The admission plugin NodeRestriction keeps kubelets from setting this label themselves.
     let cloud = nodes.first().context("the cluster has no node")?;
     kubectl.run(&["label", "node", cloud.name, GATEWAY_LABEL])?;
@@ -64,8 +67,8 @@ pub(super) fn deploy(
     fs::create_dir_all(&overlay)?;
     fs::write(overlay.join("kustomization.yaml"), OVERLAY)?;
     kubectl.run(&["apply", "--kustomize", &overlay.display().to_string()])?;
-    for name in DAEMON_SETS {
-        kubectl.wait_for_rollout(NAMESPACE, &format!("daemonset/{name}"))?;
+    for name in WORKLOADS {
+        kubectl.wait_for_rollout(NAMESPACE, name)?;
     }
     Ok(())
 }
@@ -102,40 +105,6 @@ fn additional_settings(node: &Node, includes_pod_links: bool) -> String {
          packets: {{ links: {links} }} }}\n",
         node.shared_cgroup_path.display()
     )
-}
-
-/// Creates the gateway's certificate in a Secret, and each agent's certificate in files on its node.
-fn create_certificates(kubectl: &Kubectl, nodes: &[Node]) -> Result<()> {
-    let authority = Authority::new("tunnel")?;
-    let gateway = authority.gateway(Validity::Current)?;
-    let mut secret = format!(
-        "apiVersion: v1\nkind: Secret\n\
-         metadata: {{name: culvert-gateway, namespace: {NAMESPACE}}}\nstringData:\n"
-    );
-    for (name, text) in files(&authority, &gateway) {
-        secret.push_str(&format!("  {name}: |\n"));
-        for line in text.lines() {
-            secret.push_str(&format!("    {line}\n"));
-        }
-    }
-    kubectl.apply(&secret)?;
-    for node in nodes.iter().filter(|node| node.is_edge()) {
-        let agent = authority.agent(node.name, Validity::Current)?;
-        let directory = node.own_directory("/etc/culvert").join("identity");
-        fs::create_dir_all(&directory)?;
-        for (name, text) in files(&authority, &agent) {
-            fs::write(directory.join(name), text)?;
-        }
-    }
-    Ok(())
-}
-
-fn files(authority: &Authority, pair: &CertifiedKey) -> [(&'static str, String); 3] {
-    [
-        ("ca.pem", authority.pem()),
-        ("cert.pem", pair.cert.clone()),
-        ("key.pem", pair.key.clone()),
-    ]
 }
 
 fn edit_file(path: &Path, edit: impl FnOnce(String) -> Result<String>) -> Result<()> {

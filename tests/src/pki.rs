@@ -57,6 +57,8 @@ pub enum Validity {
     Current,
     /// Valid now and for two more days.
     Longer,
+    /// Valid now and for a time in seconds.
+    Seconds(u64),
 }
 
 impl Authority {
@@ -65,7 +67,8 @@ impl Authority {
         params.distinguished_name.push(CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        set_validity(&mut params, Validity::Current);
+        // Longer than that of the certificates.
+        set_validity(&mut params, Validity::Longer);
         Ok(Self {
             issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)?,
         })
@@ -148,6 +151,7 @@ fn set_validity(params: &mut CertificateParams, validity: Validity) {
     params.not_after = match validity {
         Validity::Current => now + VALIDITY,
         Validity::Longer => now + VALIDITY * 2,
+        Validity::Seconds(seconds) => now + Duration::from_secs(seconds),
     }
     .into();
 }

@@ -78,6 +78,18 @@ pub struct AgentSettings {
     pub session: SessionLimits,
     /// The process's limit on open files; `None` keeps the limit of the test.
     pub open_files: Option<u64>,
+    /// The clock of the agent's machine.
+    #[serde(default)]
+    pub clock: MachineClock,
+}
+
+/// A machine's clock.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct MachineClock {
+    /// The number of seconds by which the clock is ahead of the true time.
+    pub ahead: i64,
+    /// The directory in which the last time is written down.
+    pub directory: Option<PathBuf>,
 }
 
 /// The settings for many agents in one process.

@@ -1,37 +1,36 @@
 //! The fixture for these tests: a tunnel over loopback, and helper functions for its clients.
-#![expect(
-    clippy::print_stdout,
-    reason = "prints the delays, which it also limits"
-)]
 
+mod clients;
 mod memory_limit;
 
 use std::{
     fs,
-    io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     path::PathBuf,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
+use jiff::Timestamp;
 use nix::sys::signal::Signal;
-use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_tests::{
-    clock::Instant,
-    load,
-    load_scale::LoadScale,
     manifest::{Manifest, NodeObject},
     pki::{Authority, CertifiedKey, PemFiles, Validity},
-    sandbox,
-    tunnel_process::{AgentSettings, CloudSettings, CloudState, Target, TunnelProcess},
+    tunnel_process::{
+        AgentSettings, CloudSettings, CloudState, MachineClock, Target, TunnelProcess,
+    },
     wait,
 };
 use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
-pub(crate) use self::memory_limit::MEMORY_LIMIT;
+pub(crate) use self::{
+    clients::{
+        dial, echo, expect_fast_echoes, expect_refused, expect_reset, fill_buffers, until_unchanged,
+    },
+    memory_limit::MEMORY_LIMIT,
+};
 use crate::targets::{Behaviour, Server};
 
 /// The time limit for a reply, and for effects that don't depend on a timeout.
@@ -49,13 +48,6 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The timeout for an agent's connection attempt to a target.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// The number of echoes that [`expect_fast_echoes`] measures.
-const ECHOES: usize = 300;
-
-/// The time limit for an echo in a dev build on a busy machine, which is less than a retransmission timeout.
-/// The benchmark has a stricter limit.
-const ECHO_LIMIT: Duration = Duration::from_millis(100);
 
 /// The gateway's deny list, and the directory with the manifests of Nodes.
 const DENY_FILE: &str = "deny";
@@ -83,6 +75,8 @@ pub(crate) struct TunnelSettings {
     pub(crate) agent_limits: SessionLimits,
     /// The limits on open files of the gateway's process and of the agents' processes.
     pub(crate) open_files: [Option<u64>; 2],
+    /// The number of seconds by which the agents' clocks are ahead of the true time.
+    pub(crate) agents_ahead: i64,
 }
 
 impl TunnelSettings {
@@ -108,6 +102,7 @@ impl TunnelSettings {
             agent_limits: limits.clone(),
             gateway_limits: limits,
             open_files: [None; 2],
+            agents_ahead: 0,
         }
     }
 
@@ -205,6 +200,14 @@ impl Tunnel {
         PemFiles::in_directory(self.directory.path(), stem)
     }
 
+    /// Writes the last time that the agents' machines remember.
+    pub(crate) fn remember_time(&self, time: Timestamp) -> Result<()> {
+        Ok(fs::write(
+            self.directory.path().join("last-time"),
+            time.to_string(),
+        )?)
+    }
+
     /// Replaces the gateway's deny list, without waiting until it is in effect.
     pub(crate) fn deny(&self, list: &str) -> Result<()> {
         Ok(fs::write(self.directory.path().join(DENY_FILE), list)?)
@@ -253,6 +256,10 @@ impl Tunnel {
             certificate: (&files).into(),
             session: self.settings.agent_limits.clone(),
             open_files: self.settings.open_files[1],
+            clock: MachineClock {
+                ahead: self.settings.agents_ahead,
+                directory: Some(self.directory.path().to_owned()),
+            },
         };
         let agent = TunnelProcess::start("agent", &self.directory.path().join(stem), &settings)?;
         self.agents.push((node.to_owned(), agent));
@@ -408,90 +415,4 @@ pub(crate) fn start_echo_tunnel(others: &[SocketAddr]) -> Result<(Server, Tunnel
     let mut live = tunnel.connect(server.at())?;
     echo(&mut live, b"hello")?;
     Ok((server, tunnel, live))
-}
-
-/// Connects to an address. The connection attempt, reads and writes each time out after [`ANSWER`].
-pub(crate) fn dial(to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    sandbox::connect_within(&socket, to, ANSWER)?;
-    socket.set_read_timeout(Some(ANSWER))?;
-    socket.set_write_timeout(Some(ANSWER))?;
-    socket.set_tcp_nodelay(true)?;
-    Ok(socket.into())
-}
-
-/// Sends bytes, and expects to receive the same bytes.
-pub(crate) fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
-    stream.write_all(bytes)?;
-    let mut back = vec![0; bytes.len()];
-    stream.read_exact(&mut back)?;
-    ensure!(back == bytes, "the echo has other bytes");
-    Ok(())
-}
-
-/// Writes until all buffers are full. The other end of the connection must not read anything.
-pub(crate) fn fill_buffers(stream: &mut TcpStream) -> Result<()> {
-    stream.set_write_timeout(Some(Duration::from_millis(300)))?;
-    let chunk = vec![0; 1 << 20];
-    while stream.write(&chunk).is_ok() {}
-    Ok(())
-}
-
-/// Asserts that 64-byte echoes are fast, and prints percentiles of their times.
-pub(crate) fn expect_fast_echoes(what: &str, stream: &mut TcpStream) -> Result<()> {
-    let mut times = Vec::with_capacity(ECHOES);
-    for _ in 0..ECHOES {
-        let start = Instant::now();
-        echo(stream, &[7; 64])?;
-        times.push(u64::try_from(start.elapsed().as_micros())?);
-    }
-    times.sort_unstable();
-    let [p50, p99, longest] = [50, 99, 100].map(|part| load::percentile(&times, part));
-    let words = format!("{what}: p50 {p50} µs, p99 {p99} µs, longest {longest} µs of {ECHOES}");
-    println!("{words}");
-    let most = LoadScale::from_environment()
-        .timeout(ECHO_LIMIT)
-        .as_micros();
-    // A single delay slows down only one echo, which the p99 doesn't show, so the maximum is limited too.
-    let (p99, longest) = (u128::from(p99), u128::from(longest));
-    ensure!(p99 <= most && longest <= 10 * most, "{words}");
-    Ok(())
-}
-
-/// Waits until a number is positive and has not changed for a while, and returns the number.
-pub(crate) fn until_unchanged(mut number: impl FnMut() -> u64) -> Result<u64> {
-    const STILL: Duration = Duration::from_millis(300);
-    let mut last = number();
-    let mut since = Instant::now();
-    wait::until_some(ANSWER, || {
-        let now = number();
-        if now != last {
-            last = now;
-            since = Instant::now();
-        }
-        (since.elapsed() >= STILL && now > 0).then_some(now)
-    })
-    .context("the number keeps changing, or stays 0")
-}
-
-/// Sends bytes, and asserts that the client gets a reset instead of an orderly close.
-pub(crate) fn expect_refused(stream: &mut TcpStream) -> Result<()> {
-    match stream.write_all(b"anybody?") {
-        // The reset arrived before the write. Only the first call after a reset reports it.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-        Err(error) => Err(error.into()),
-        Ok(()) => expect_reset(stream),
-    }
-}
-
-/// Reads until the end, and asserts that the other end resets the connection instead of closing it.
-pub(crate) fn expect_reset(stream: &mut TcpStream) -> Result<()> {
-    let mut rest = Vec::new();
-    match stream.read_to_end(&mut rest) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-        other => anyhow::bail!(
-            "expected a reset, but got {other:?} after {} bytes",
-            rest.len()
-        ),
-    }
 }

@@ -1,14 +1,19 @@
 //! Tests that the gateway determines an agent's node from the agent's certificate, and that streams to a node
 //! reach only that node's agent.
 
+use std::{collections::BTreeSet, time::Duration};
+
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
+    clock::{Instant, pause},
     pki::{Authority, Validity},
     wait,
 };
 
 use crate::{
-    fixture::{ANSWER, Tunnel, TunnelSettings, echo, expect_refused, start_echo_tunnel},
+    fixture::{
+        ANSWER, Tunnel, TunnelSettings, echo, expect_refused, expect_reset, start_echo_tunnel,
+    },
     targets::{Behaviour, Server},
 };
 
@@ -91,6 +96,79 @@ fn certificates_are_replaced_under_live_streams() -> Result<()> {
         "the agent still has its old certificate: {now:?}"
     );
     echo(&mut tunnel.connect(server.at())?, b"hello")
+}
+
+/// The life of the certificates in the next test, in seconds.
+const LIFE: u64 = 20;
+
+#[test]
+fn sessions_change_over_five_times_while_a_stream_stays_open_and_end_with_their_certificate()
+-> Result<()> {
+    let life = Validity::Seconds(LIFE);
+    let server = Server::start(Behaviour::Echo)?;
+    let mut tunnel = TunnelSettings::of(&[server.at()]).without_agents()?;
+    let expires = |tunnel: &Tunnel| {
+        tunnel
+            .record()
+            .map(|record| record.identity["expires"].clone())
+    };
+    let first = expires(&tunnel)?;
+    let authority = tunnel.authority();
+    let gateway = authority.gateway(life)?;
+    tunnel.files("gateway").write(&authority.pem(), &gateway)?;
+    wait::until(ANSWER, || expires(&tunnel).is_ok_and(|now| now != first))?;
+    let agent = authority.agent("a", life)?;
+    tunnel.launch_agent("a", &agent)?;
+    tunnel.until_connected("a")?;
+    let mut live = tunnel.connect(server.at())?;
+    echo(&mut live, b"hello")?;
+    let mut seen = session_names(&tunnel)?;
+    let mut changes = 0;
+    let start = Instant::now();
+    // The certificates with which the stream's session began have expired long before the end, and so has the time in which
+    // an end may still trust them.
+    while changes < 5 || start.elapsed() < Duration::from_secs(LIFE + 15) {
+        let authority = tunnel.authority();
+        for (stem, pair) in [
+            ("gateway", authority.gateway(life)?),
+            ("agent-a", authority.agent("a", life)?),
+        ] {
+            tunnel.files(stem).write(&authority.pem(), &pair)?;
+        }
+        let renewed = Instant::now();
+        let has_changed = || {
+            let names = session_names(&tunnel).unwrap_or_default();
+            names.difference(&seen).count() >= 2
+        };
+        while !has_changed() {
+            ensure!(
+                renewed.elapsed() < ANSWER,
+                "change {changes}: {}",
+                tunnel.logs()
+            );
+            echo(&mut live, b"still there")?;
+            pause(Duration::from_millis(50));
+        }
+        changes += 1;
+        seen.extend(session_names(&tunnel)?);
+        echo(&mut tunnel.connect(server.at())?, b"hello")?;
+    }
+    // The agent's one session for new streams per connection, and the one with the open stream.
+    let few = || session_names(&tunnel).is_ok_and(|names| names.len() == 3);
+    wait::until(ANSWER, few).context("sessions without streams do not end")?;
+    ensure!(server.accepted() == 1 + changes);
+
+    // Nobody renews the certificates any more.
+    pause(Duration::from_secs(LIFE));
+    tunnel.until_disconnected("a")?;
+    expect_reset(&mut live)
+}
+
+/// Returns the names of the sessions with the node's agent.
+fn session_names(tunnel: &Tunnel) -> Result<BTreeSet<String>> {
+    let record = tunnel.record()?;
+    let sessions = record.nodes[0]["sessions"].as_array().into_iter().flatten();
+    Ok(sessions.map(|it| it["name"].to_string()).collect())
 }
 
 #[test]

@@ -11,6 +11,8 @@ mod attacks;
 #[cfg(test)]
 mod bytes;
 #[cfg(test)]
+mod clocks;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod identity;

@@ -3,6 +3,7 @@
 
 pub mod ca;
 mod certificate;
+pub mod clock;
 mod deny_list;
 mod deny_verifier;
 mod file_poll;
@@ -29,10 +30,10 @@ pub use self::{
     deny_verifier::HandshakeDenial,
     file_problem::{FileError, FileProblem},
     node_name::{NameError, check_node_name, is_subdomain},
-    peer::{Peer, PeerError, identify_agent},
+    peer::{Peer, PeerError, identify_agent, validity},
     serial_number::SerialNumber,
     store::{CertificateReceiver, CertificateState, CertificateStore},
-    tls::Identity,
+    tls::{Identity, describe},
 };
 
 /// The ALPN protocol (RFC 7301) that both the gateway and the agent must offer in the handshake.

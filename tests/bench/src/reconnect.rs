@@ -21,7 +21,7 @@ use tunnel_tests::{
     clock::{Instant, pause},
     lab::Lab,
     pki::{Authority, PemFiles, Validity},
-    tunnel_process::{AgentSettings, AgentsSettings, CloudSettings, TunnelProcess},
+    tunnel_process::{AgentSettings, AgentsSettings, CloudSettings, MachineClock, TunnelProcess},
 };
 use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
@@ -250,6 +250,7 @@ impl Fixture {
                     ..SessionLimits::default()
                 },
                 open_files: None,
+                clock: MachineClock::default(),
             })
         });
         let settings = AgentsSettings {

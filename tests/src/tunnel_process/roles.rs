@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use jiff::SignedDuration;
 use nix::sys::resource::{Resource, setrlimit};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
@@ -20,7 +21,7 @@ use tokio::{
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 use tunnel_userspace::{
-    identity::{CertificateStore, DenyListStore, Role},
+    identity::{CertificateStore, DenyListStore, Role, clock},
     model,
     source::{
         Store,
@@ -175,6 +176,12 @@ pub fn run_agent(settings: &Path, record: &Path) -> Result<()> {
 }
 
 async fn serve_agent(settings: AgentSettings, record: &Path) -> Result<()> {
+    clock::shift(SignedDuration::from_secs(settings.clock.ahead));
+    settings
+        .clock
+        .directory
+        .as_deref()
+        .inspect(|directory| clock::open(directory));
     let (store, identity) = CertificateStore::open(settings.certificate, Role::Agent);
     let agent = Agent::new(
         settings.agent,

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::{RoleError, failed};
 use crate::{
     config::{Config, RequestConfig},
     identity::{
-        CertificateReceiver, CertificateStore, IdentityFiles, Role,
+        CertificateReceiver, CertificateStore, IdentityFiles, Role, clock,
         requester::{KubeApi, RequestState, Requester, Wanted},
     },
     source::kube::{self, KubeSettings},
@@ -32,6 +31,7 @@ pub(super) async fn open(
     let Some(identity) = &config.tunnel.identity else {
         return Ok(None);
     };
+    clock::open(&config.state_dir);
     let (files, requests) = match (&identity.files, &identity.request) {
         (Some(files), _) => (files.clone(), None),
         (None, Some(request)) => {
@@ -76,7 +76,7 @@ async fn start_requests(
         directory: config.state_dir.join(DIRECTORY),
     };
     let files = wanted.files();
-    let clock = Box::new(Timestamp::now);
+    let clock = Box::new(clock::now);
     let (requester, state) = Requester::new(wanted, KubeApi::new(client), clock);
     tasks.start("certificate requests", requester.run(tasks.draining()));
     Ok((files, state))

@@ -1,6 +1,7 @@
 //! Renders the output of `culvert status` for an agent.
 
 use super::{
+    nodes::relative,
     rows::{Row, Rows},
     table,
 };
@@ -22,12 +23,27 @@ pub(super) fn render(status: &AgentStatus) -> String {
         let name = identity.name.as_deref().unwrap_or_default();
         rows.add(Row::Certificate, format!("{name}, {validity}"));
     }
+    rows.add_each(Row::Clock, &identity.clock_problem);
+    rows.add_each(Row::Clock, skew(&status.tunnel.connections));
     rows.add_each(Row::Error, &identity.problem);
     rows.add_each(Row::Warning, identity.request_problem());
     rows.add_each(Row::Warning, &identity.warnings);
     rows.add_counts(Row::Reasons, &status.tunnel.counts);
     let connections: Vec<_> = status.tunnel.connections.iter().map(row).collect();
     format!("{rows}\n\n{}", table::render(&COLUMNS, &connections))
+}
+
+/// Returns a description of the clocks if this machine's differs from a gateway's.
+fn skew(connections: &[ConnectionView]) -> Option<String> {
+    let mut skewed = connections.iter().filter_map(|connection| {
+        let skew = connection.large_clock_skew()?;
+        Some(format!(
+            "that of the gateway {} was {} this machine's when the session began",
+            connection.gateway,
+            relative(skew)
+        ))
+    });
+    skewed.next()
 }
 
 pub(super) const COLUMNS: [&str; 5] = ["GATEWAY", "STATE", "SINCE", "STREAMS", "LAST ERROR"];

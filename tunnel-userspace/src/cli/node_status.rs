@@ -201,6 +201,7 @@ fn tunnel(rows: &mut Rows, status: &NodeStatus) {
         let connected = format!("{connected} nodes connected (culvert nodes)");
         rows.add(Row::Agents, connected);
         rows.add_each(Row::Certificate, identity.validity());
+        rows.add_each(Row::Clock, &identity.clock_problem);
         rows.add_each(Row::Error, &identity.problem);
         rows.add_each(Row::Warning, identity.request_problem());
         rows.add_each(Row::Warning, &identity.warnings);

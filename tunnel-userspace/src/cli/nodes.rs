@@ -95,8 +95,14 @@ pub(super) fn render(nodes: &[NodeView], now: Timestamp) -> String {
             line.resize(COLUMNS.len() - 2, String::new());
             lines.push(line);
         }
-        for line in &mut lines {
-            line.push(last_error(node, now));
+        for (number, line) in lines.iter_mut().enumerate() {
+            let skew = node.sessions.get(number).and_then(|session| {
+                let skew = relative(session.large_clock_skew()?);
+                Some(format!("its clock is {skew} the gateway's"))
+            });
+            let error = Some(last_error(node, now)).filter(|error| !error.is_empty());
+            let problems: Vec<_> = skew.into_iter().chain(error).collect();
+            line.push(problems.join("; "));
         }
         rows.extend(table::with_name_column(node.node.clone(), lines));
     }
@@ -130,6 +136,25 @@ pub(super) const COLUMNS: [&str; 9] = [
     "LAST ERROR",
 ];
 
+/// Formats a difference between clocks.
+pub(super) fn relative(seconds: f64) -> String {
+    let direction = if seconds < 0.0 { "behind" } else { "ahead of" };
+    format!("{:.0} s {direction}", seconds.abs())
+}
+
+/// Formats the time that a session's certificate is still valid, and its issuer.
+fn certificate(session: &SessionView, now: Timestamp) -> String {
+    let days_left = session.certificate_expires.duration_since(now).as_secs() / DAY;
+    let mut text = match days_left {
+        ..0 => "expired".to_owned(),
+        _ => format!("{days_left} d"),
+    };
+    if !session.certificate_issuer.is_empty() {
+        text = format!("{text} by {}", session.certificate_issuer);
+    }
+    text
+}
+
 /// Formats a node's last error and its age.
 fn last_error(node: &NodeView, now: Timestamp) -> String {
     let error = node.last_error.as_ref();
@@ -148,7 +173,6 @@ fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
     } else {
         rtt.map(|rtt| format!("{:.1} ms", rtt * 1000.0))
     };
-    let days_left = session.certificate_expires.duration_since(now).as_secs() / DAY;
     vec![
         session.peer.to_string(),
         age(session.since, now),
@@ -156,11 +180,7 @@ fn session_row(session: &SessionView, now: Timestamp) -> Vec<String> {
         traffic.streams.to_string(),
         format_bytes(traffic.bytes_in),
         format_bytes(traffic.bytes_out),
-        if days_left < 0 {
-            "expired".to_owned()
-        } else {
-            format!("{days_left} d")
-        },
+        certificate(session, now),
     ]
 }
 
@@ -248,6 +268,8 @@ mod tests {
             release: "0.1.0".to_owned(),
             boot: String::new(),
             certificate_expires: second(1_000 + 30 * DAY),
+            certificate_issuer: "O=culvert, CN=culvert CA 1".to_owned(),
+            clock_skew_seconds: Some(0.2),
             traffic: TrafficView {
                 rtt_seconds: Some(0.0123),
                 suspect: false,
@@ -266,6 +288,7 @@ mod tests {
         };
         let mut silent = session.clone();
         silent.traffic.suspect = true;
+        silent.clock_skew_seconds = Some(-86_400.0);
         let (sessions, error) = (vec![session, silent], "agent not connected");
         let nodes = [
             node("edge-1", sessions, Some(second(1_060)), None),
@@ -274,10 +297,10 @@ mod tests {
         ];
 
         let expected = "\
-NODE     PEER             SINCE                RTT         STREAMS   IN        OUT   CERTIFICATE   LAST ERROR
-edge-1   192.0.2.7:4242   60 s                 12.3 ms     3         12.3 kB   7 B   29 d
-         192.0.2.7:4242   60 s                 no answer   3         12.3 kB   7 B   29 d
-edge-2   not connected    last seen 42 s ago                                                       10 s ago: agent not connected
+NODE     PEER             SINCE                RTT         STREAMS   IN        OUT   CERTIFICATE                          LAST ERROR
+edge-1   192.0.2.7:4242   60 s                 12.3 ms     3         12.3 kB   7 B   29 d by O=culvert, CN=culvert CA 1
+         192.0.2.7:4242   60 s                 no answer   3         12.3 kB   7 B   29 d by O=culvert, CN=culvert CA 1   its clock is 86400 s behind the gateway's
+edge-2   not connected    last seen 42 s ago                                                                              10 s ago: agent not connected
 edge-3   not connected    never connected";
 
         assert_eq!(render(&nodes, second(1_060)), expected);

@@ -34,6 +34,7 @@ rows! {
     Certificate = "certificate",
     Cgroup = "cgroup",
     ClientIdentity = "client identity",
+    Clock = "clock",
     Connections = "connections",
     DenyList = "deny list",
     Error = "error",

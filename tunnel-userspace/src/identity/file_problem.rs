@@ -16,6 +16,20 @@ pub struct FileError {
     pub problem: FileProblem,
 }
 
+impl FileError {
+    /// Returns the message without the time of the clock, which changes all the time.
+    pub(super) fn lasting_part(&self) -> String {
+        let path = self.path.display();
+        if let FileProblem::Expired { at, .. } = self.problem {
+            format!("{path}: expired on {at}")
+        } else if let FileProblem::NotYetValid { from, .. } = self.problem {
+            format!("{path}: not valid before {from}")
+        } else {
+            self.to_string()
+        }
+    }
+}
+
 /// A problem with a certificate or key file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileProblem {
@@ -56,11 +70,21 @@ pub enum FileProblem {
     #[error("contains a private key that can't be used: {0}")]
     UnusableKey(String),
     /// The certificate has expired.
-    #[error("expired on {0}; replace it by a valid one")]
-    Expired(Timestamp),
+    #[error("expired on {at}, and this machine's clock says {now:.0}; replace it by a valid one")]
+    Expired {
+        /// The time when the certificate expired.
+        at: Timestamp,
+        /// The time as of which it was verified.
+        now: Timestamp,
+    },
     /// The certificate is not valid yet.
-    #[error("is not valid before {0}; check the clock of this machine")]
-    NotYetValid(Timestamp),
+    #[error("is not valid before {from}, and this machine's clock says {now:.0}; check the clock")]
+    NotYetValid {
+        /// The time when the certificate becomes valid.
+        from: Timestamp,
+        /// The time as of which it was verified.
+        now: Timestamp,
+    },
     /// A certificate in the file of CA certificates is not a CA certificate.
     #[error("contains a certificate that is not that of a CA: {0}")]
     NotCa(String),

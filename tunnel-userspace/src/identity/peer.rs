@@ -1,11 +1,11 @@
-//! An agent's identity, read from its certificate after a handshake.
+//! The identity of the other end of a session, read from its certificate after a handshake.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 
-use super::{Role, SerialNumber, certificate::ParsedCertificate};
+use super::{Role, SerialNumber, ca::SKEW, certificate::ParsedCertificate};
 
 /// An agent's identity.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -16,6 +16,8 @@ pub struct Peer {
     pub serial: SerialNumber,
     /// The time when the agent's certificate expires.
     pub expires: Timestamp,
+    /// The name of the CA that has issued the certificate.
+    pub issuer: String,
 }
 
 /// The error for a certificate that is not an agent's.
@@ -37,7 +39,22 @@ pub fn identify_agent(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
     let node = certificate.checked_name(Role::Agent).map_err(PeerError)?;
     Ok(Peer {
         node: Arc::from(node),
-        serial: certificate.serial.clone(),
+        serial: certificate.serial,
         expires: certificate.not_after,
+        issuer: certificate.issuer,
     })
+}
+
+/// Returns the time when a certificate was issued, and when it expires. Returns `None` if the certificate can't be read.
+#[must_use]
+pub fn validity(certificate: &CertificateDer<'_>) -> Option<[Timestamp; 2]> {
+    let parsed = ParsedCertificate::read(certificate).ok()?;
+    // Our own certificates are valid from an hour before they are issued.
+    let issued = parsed.not_before + SKEW;
+    let issued = if issued < parsed.not_after {
+        issued
+    } else {
+        parsed.not_before
+    };
+    Some([issued, parsed.not_after])
 }

@@ -33,6 +33,8 @@ const REPORT_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
 /// The certificate is renewed after a part of its life between these two, which depends on the certificate alone.
 const RENEW_AFTER: [f64; 2] = [0.7, 0.9];
+/// The time before its end by which a certificate is renewed, unless half of its life is left then.
+const MIN_MARGIN: SignedDuration = SignedDuration::from_secs(6);
 
 /// The certificate that is requested, and its requester.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{error, info, warn};
 
 use super::{
-    FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate, file_poll,
+    FileError, Identity, IdentityFiles, Role, certificate::ParsedCertificate, clock, file_poll,
     pem_files::FileContents, requester::RequestState,
 };
 
@@ -39,6 +39,12 @@ pub struct CertificateState {
     /// The time when the first of the CAs in use expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_expires: Option<Timestamp>,
+    /// The name of the CA that has issued the certificate in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub issuer: Option<String>,
+    /// The times of the machine's clock and of the verification, if the former can't be true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock_problem: Option<String>,
     /// The error in the current files, if they are not valid. The last valid files stay in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -51,14 +57,15 @@ pub struct CertificateState {
 }
 
 impl CertificateState {
-    /// Returns when the certificate in use expires and, if it is renewed by requests, when that happens.
+    /// Returns who issued the certificate in use, when it expires and, if it is renewed by requests, when that happens.
     #[must_use]
     pub fn validity(&self) -> Option<String> {
         let expires = self.expires?;
         let renewal = self.request.as_ref().and_then(|request| request.renew_at);
         let renewal = renewal.map(|at| format!(", is renewed on {at}"));
+        let issuer = self.issuer.as_deref().unwrap_or("an unknown CA");
         Some(format!(
-            "expires on {expires}{}",
+            "issued by {issuer}, expires on {expires}{}",
             renewal.unwrap_or_default()
         ))
     }
@@ -115,7 +122,7 @@ impl CertificateReceiver {
         let parsed = chain.iter().map(ParsedCertificate::read);
         let expires = parsed.flatten().map(|parsed| parsed.not_after).min();
         loop {
-            let now = Timestamp::now();
+            let now = clock::now();
             if let Some(identity) = self.current()
                 && let Err(error) = identity.verify_peer(chain, role, now)
             {
@@ -136,6 +143,7 @@ impl CertificateReceiver {
         let requests = self.requests.as_ref();
         CertificateState {
             request: requests.map(|requests| requests.borrow().clone()),
+            clock_problem: clock::problem(),
             ..self.state.borrow().clone()
         }
     }
@@ -147,7 +155,7 @@ async fn wait_until_after(time: Option<Timestamp>) {
         return future::pending().await;
     };
     // The validity period includes its last second.
-    while Timestamp::now().as_second() <= time.as_second() {
+    while clock::now().as_second() <= time.as_second() {
         sleep(CLOCK_INTERVAL).await;
     }
 }
@@ -164,6 +172,8 @@ pub struct CertificateStore {
     expected_name: Option<String>,
     /// True if requests renew the certificate, so that its expiration needs no warning.
     is_renewed: bool,
+    /// The problem that was logged last, without the time of the clock.
+    logged: Option<String>,
     identity: watch::Sender<Option<Arc<Identity>>>,
     state: watch::Sender<CertificateState>,
 }
@@ -173,7 +183,7 @@ impl CertificateStore {
     /// checked again later.
     #[must_use]
     pub fn open(files: IdentityFiles, role: Role) -> (Self, CertificateReceiver) {
-        Self::open_at(files, role, Timestamp::now())
+        Self::open_at(files, role, clock::now())
     }
 
     fn open_at(files: IdentityFiles, role: Role, now: Timestamp) -> (Self, CertificateReceiver) {
@@ -187,6 +197,7 @@ impl CertificateStore {
             is_last_check_in_use: false,
             expected_name: None,
             is_renewed: false,
+            logged: None,
             identity: watch::Sender::new(None),
             state: watch::Sender::new(CertificateState::default()),
         };
@@ -204,23 +215,26 @@ impl CertificateStore {
     /// warning.
     pub fn expect_name(&mut self, name: &str) {
         self.expected_name = Some(name.to_owned());
-        self.update_warnings(Timestamp::now());
+        self.update_warnings(clock::now());
     }
 
     /// Leaves out the warning that the certificate expires soon, because requests renew it.
     pub fn expect_renewal(&mut self) {
         self.is_renewed = true;
-        self.update_warnings(Timestamp::now());
+        self.update_warnings(clock::now());
     }
 
     /// Checks the files every two seconds until the drain begins.
     pub async fn run(mut self, draining: watch::Receiver<bool>) {
         let files = self.files.clone();
-        let handle = |found| self.handle_check(found, Timestamp::now());
+        let handle = |found| self.handle_check(found, clock::now());
         file_poll::poll(
             "the certificate files",
             CHECK_INTERVAL,
-            move || FileContents::read(&files),
+            move || {
+                clock::write_down();
+                FileContents::read(&files)
+            },
             handle,
             draining,
         )
@@ -248,7 +262,8 @@ impl CertificateStore {
         self.update_warnings(now);
     }
 
-    fn publish(&self, identity: Identity) {
+    fn publish(&mut self, identity: Identity) {
+        self.logged = None;
         info!(
             name = identity.name,
             expires = %identity.expires,
@@ -258,21 +273,21 @@ impl CertificateStore {
             state.name = Some(identity.name.clone());
             state.expires = Some(identity.expires);
             state.ca_expires = Some(identity.ca_expires);
+            state.issuer = Some(identity.issuer.clone());
             state.problem = None;
         });
         self.identity.send_replace(Some(Arc::new(identity)));
     }
 
-    fn report_problem(&self, rejected: &FileError) {
+    fn report_problem(&mut self, rejected: &FileError) {
         let problem = rejected.to_string();
-        let is_new = self.state.send_if_modified(|state| {
-            let is_new = state.problem.as_ref() != Some(&problem);
-            state.problem = Some(problem.clone());
-            is_new
-        });
-        if !is_new {
+        self.state
+            .send_modify(|state| state.problem = Some(problem.clone()));
+        let logged = rejected.lasting_part();
+        if self.logged.as_ref() == Some(&logged) {
             return;
         }
+        self.logged = Some(logged);
         if self.identity.borrow().is_some() {
             error!(
                 problem,

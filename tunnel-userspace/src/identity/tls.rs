@@ -16,12 +16,14 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
+    time_provider::TimeProvider,
     version::TLS13,
 };
 
 use super::{
     ALPN, DenyList, FileError, FileProblem, GATEWAY_NAME, HandshakeDenial, IdentityFiles, Role,
     certificate::ParsedCertificate,
+    clock,
     deny_verifier::DenyVerifier,
     pem_files::{self, FileContents, file_error},
 };
@@ -43,9 +45,13 @@ pub struct Identity {
     pub expires: Timestamp,
     /// The time when the first of the trusted CAs expires.
     pub ca_expires: Timestamp,
+    /// The name of the CA that has issued the certificate.
+    pub issuer: String,
     /// The time at which the same files must be verified again, because a certificate then becomes valid or
     /// expires.
     pub(super) reverify_at: Timestamp,
+    /// The certificate itself.
+    leaf: CertificateDer<'static>,
     verifiers: Verifiers,
     provider: Arc<CryptoProvider>,
     resolver: Arc<SingleCertAndKey>,
@@ -66,6 +72,12 @@ impl Identity {
         // Never used, as the handshake tests show. No certificate is valid for the unspecified address.
         let unused = || ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         ServerName::try_from(GATEWAY_NAME).unwrap_or_else(|_| unused())
+    }
+
+    /// Returns true if both have the same certificate. The trusted CAs may differ.
+    #[must_use]
+    pub fn has_same_certificate(&self, other: &Self) -> bool {
+        self.leaf == other.leaf
     }
 
     /// Returns the settings for a gateway's handshake that also refuse the agents on a deny list. If the handshake
@@ -132,8 +144,11 @@ impl Identity {
             .map_err(|error| file_error(&files.cert, chain_problem(&error, &parsed, &files.ca)))?;
         let failed =
             |error: Error| file_error(&files.cert, FileProblem::RefusedByTls(error.to_string()));
+        let leaf = certified.cert.first().cloned();
+        let leaf = leaf.ok_or_else(|| file_error(&files.cert, FileProblem::NoCertificate))?;
         let resolver = Arc::new(SingleCertAndKey::from(certified));
         Ok(Self {
+            leaf,
             server: Arc::new(
                 server_config(
                     &provider,
@@ -149,6 +164,7 @@ impl Identity {
             from: parsed.not_before,
             expires: parsed.not_after,
             ca_expires: trust.expires,
+            issuer: parsed.issuer,
             reverify_at: trust.reverify_at.min(until),
             verifiers,
             provider,
@@ -186,7 +202,7 @@ fn trusted_cas(
                 reverify_at = reverify_at.min(until);
             }
             Err(problem) => {
-                if let FileProblem::NotYetValid(from) = problem {
+                if let FileProblem::NotYetValid { from, .. } = problem {
                     reverify_at = reverify_at.min(from);
                 }
                 first_problem.get_or_insert(problem);
@@ -206,12 +222,14 @@ fn trusted_cas(
 /// Checks that a certificate is currently valid. Returns the first second after it expires.
 fn check_validity(parsed: &ParsedCertificate, now: Timestamp) -> Result<Timestamp, FileProblem> {
     if now < parsed.not_before {
-        return Err(FileProblem::NotYetValid(parsed.not_before));
+        let from = parsed.not_before;
+        return Err(FileProblem::NotYetValid { from, now });
     }
     // The validity period includes its last second (RFC 5280 section 4.1.2.5).
     let after = parsed.not_after.as_second() + 1;
     if now.as_second() >= after {
-        return Err(FileProblem::Expired(parsed.not_after));
+        let at = parsed.not_after;
+        return Err(FileProblem::Expired { at, now });
     }
     Ok(Timestamp::from_second(after).unwrap_or(Timestamp::MAX))
 }
@@ -288,8 +306,7 @@ impl Verifiers {
         let Some((leaf, between)) = chain.split_first() else {
             return Err(Error::NoCertificatesPresented);
         };
-        let seconds = u64::try_from(now.as_second()).unwrap_or_default();
-        let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let now = unix_time(now);
         match role {
             Role::Agent => {
                 self.client_verifier
@@ -303,6 +320,44 @@ impl Verifiers {
         }
         Ok(())
     }
+}
+
+/// The clock that handshakes use.
+#[derive(Debug)]
+struct VerificationClock;
+
+impl TimeProvider for VerificationClock {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(unix_time(clock::now()))
+    }
+}
+
+fn unix_time(time: Timestamp) -> UnixTime {
+    let seconds = u64::try_from(time.as_second()).unwrap_or_default();
+    UnixTime::since_unix_epoch(Duration::from_secs(seconds))
+}
+
+/// Returns the message of an error. If it is about the dates of a certificate, the message has these and the time of the clock.
+#[must_use]
+pub fn describe(error: &Error) -> String {
+    let text = |time: UnixTime| {
+        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        Timestamp::from_second(seconds).map_or_else(|_| "unknown".to_owned(), |it| it.to_string())
+    };
+    let Error::InvalidCertificate(problem) = error else {
+        return error.to_string();
+    };
+    let (dates, time) = if let CertificateError::ExpiredContext { time, not_after } = problem {
+        (format!("expired on {}", text(*not_after)), time)
+    } else if let CertificateError::NotValidYetContext { time, not_before } = problem {
+        (format!("is not valid before {}", text(*not_before)), time)
+    } else {
+        return error.to_string();
+    };
+    format!(
+        "the peer's certificate {dates}, and this machine's clock says {}",
+        text(*time)
+    )
 }
 
 fn chain_problem(error: &Error, parsed: &ParsedCertificate, ca: &Path) -> FileProblem {
@@ -325,7 +380,8 @@ fn server_config(
     verifier: Arc<dyn ClientCertVerifier>,
     resolver: Arc<SingleCertAndKey>,
 ) -> Result<ServerConfig, Error> {
-    let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
+    let clock = Arc::new(VerificationClock);
+    let mut config = ServerConfig::builder_with_details(Arc::clone(provider), clock)
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(resolver);
@@ -341,7 +397,8 @@ fn client_config(
     verifiers: &Verifiers,
     resolver: Arc<SingleCertAndKey>,
 ) -> Result<ClientConfig, Error> {
-    let mut config = ClientConfig::builder_with_provider(Arc::clone(provider))
+    let clock = Arc::new(VerificationClock);
+    let mut config = ClientConfig::builder_with_details(Arc::clone(provider), clock)
         .with_protocol_versions(&[&TLS13])?
         .with_webpki_verifier(Arc::clone(&verifiers.server_verifier))
         .with_client_cert_resolver(resolver);

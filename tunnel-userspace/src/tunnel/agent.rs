@@ -15,18 +15,20 @@ use tracing::{debug, info, warn};
 pub use super::allow_list::is_allowed_target;
 use super::{
     AgentState, CommonSettings, ConnectionState, InvalidAllowedTarget,
-    agent_session::{self, AgentContext, SessionEvent},
+    agent_session::{self, AgentContext, EstablishedSession, SessionEvent, SessionHandle},
     allow_list::AllowList,
     backoff::Backoff,
     dial,
     dial_permits::DialPermits,
     log_limit::LogLimit,
+    peer_certificates::RenewalTimer,
     session_threads::{SessionThreads, ThreadHandle},
+    traffic::Traffic,
 };
 use crate::{drain, duration, error_chain::chain, identity};
 
 /// The maximum number of concurrent sessions in one connection slot: the current session, and earlier ones
-/// whose gateways are draining.
+/// that take no new streams, because their gateways are draining or a certificate was renewed.
 const MAX_SESSIONS_PER_SLOT: usize = 4;
 
 /// The settings for an agent.
@@ -135,6 +137,45 @@ impl Agent {
     }
 }
 
+/// A session that has been established, and the certificate of this agent with which it was.
+struct Connected {
+    own: Arc<identity::Identity>,
+    established: EstablishedSession,
+}
+
+/// The session of a slot that takes new streams.
+struct CurrentSession {
+    handle: SessionHandle,
+    events: mpsc::UnboundedReceiver<SessionEvent>,
+    renewal: RenewalTimer,
+    traffic: Arc<Traffic>,
+}
+
+/// The sessions of a slot: the current one, and earlier ones that still have streams.
+#[derive(Default)]
+struct SlotSessions {
+    tasks: JoinSet<()>,
+    handles: Vec<SessionHandle>,
+}
+
+impl SlotSessions {
+    fn forget_ended(&mut self) {
+        while self.tasks.try_join_next().is_some() {}
+        self.handles.retain(|handle| !handle.is_closed());
+    }
+
+    /// Returns true if no other session may be added.
+    fn are_full(&self) -> bool {
+        self.tasks.len() >= MAX_SESSIONS_PER_SLOT
+    }
+
+    /// Returns the sessions that have not ended.
+    fn open(&self) -> Vec<SessionHandle> {
+        let open = self.handles.iter().filter(|handle| !handle.is_closed());
+        open.cloned().collect()
+    }
+}
+
 /// The task that maintains one connection to a gateway.
 struct ConnectionTask {
     slot: usize,
@@ -148,44 +189,37 @@ struct ConnectionTask {
 impl ConnectionTask {
     async fn run(self, mut draining: watch::Receiver<bool>) {
         let mut backoff = Backoff::default();
-        // A session whose gateway is draining continues alongside its replacement.
-        let mut sessions = JoinSet::new();
+        // An earlier session continues alongside its replacement, until its last stream ends.
+        let mut sessions = SlotSessions::default();
         loop {
+            sessions.forget_ended();
             // A faulty gateway may keep draining without ever ending its sessions.
-            while sessions.len() >= MAX_SESSIONS_PER_SLOT {
+            while sessions.are_full() {
                 let error = format!(
                     "waiting for one of {MAX_SESSIONS_PER_SLOT} sessions to end, whose gateway drains"
                 );
                 self.set_state(ConnectionState::Backoff, None, Some(error));
                 tokio::select! {
-                    _ = sessions.join_next() => {}
+                    _ = sessions.tasks.join_next() => {}
                     () = drain::begun(&mut draining) => break,
                 }
             }
             self.set_state(ConnectionState::Connecting, None, None);
             let result = tokio::select! {
-                result = Box::pin(self.connect()) => result,
+                result = Box::pin(self.connect(&sessions)) => result,
                 () = drain::begun(&mut draining) => break,
             };
             let mut reconnect_now = false;
             match result {
-                Ok(established) => {
+                Ok(connected) => {
                     let since = Instant::now();
                     self.log_event("connected to the gateway");
                     self.set_state(ConnectionState::Connected, None, None);
-                    let traffic = Arc::clone(&established.traffic);
-                    self.shared.state.set_traffic(self.slot, traffic);
-                    let (event_sender, mut events) = mpsc::unbounded_channel();
-                    let session = agent_session::run(
-                        Arc::clone(&self.shared),
-                        established,
-                        self.identity.clone(),
-                        event_sender,
-                        draining.clone(),
-                    );
-                    sessions.spawn(session);
+                    let current = self.start(connected, &mut sessions, &draining);
+                    let begin = draining.clone();
+                    let kept = Box::pin(self.keep(current, &mut sessions, &begin));
                     let event = tokio::select! {
-                        event = events.recv() => event,
+                        event = kept => event,
                         () = drain::begun(&mut draining) => break,
                     };
                     let uptime = since.elapsed();
@@ -201,7 +235,6 @@ impl ConnectionTask {
                 }
                 Err(error) => self.report_failure(error),
             }
-            while sessions.try_join_next().is_some() {}
             if !reconnect_now {
                 let pause = backoff.next_delay(fastrand::f64());
                 let next = Timestamp::now().checked_add(pause);
@@ -213,31 +246,113 @@ impl ConnectionTask {
             }
         }
         self.set_state(ConnectionState::Draining, None, None);
-        while sessions.join_next().await.is_some() {}
+        while sessions.tasks.join_next().await.is_some() {}
     }
 
-    /// Waits until the agent has a certificate, then dials the gateway and establishes a session.
-    async fn connect(&self) -> Result<agent_session::EstablishedSession, String> {
+    /// Waits until the agent has a certificate, then dials the gateway and establishes a session, which renews the open ones.
+    async fn connect(&self, sessions: &SlotSessions) -> Result<Connected, String> {
         let mut identity = self.identity.clone();
-        while identity.current().is_none() {
+        let own = loop {
+            if let Some(own) = identity.current() {
+                break own;
+            }
             let error = "waiting for a certificate".to_owned();
             self.set_state(ConnectionState::Backoff, None, Some(error));
             identity.changed().await;
-        }
+        };
         let mark = self.shared.common.mark;
-        let connection = dial::gateway(&self.gateway, mark, &self.identity).await;
+        let connection = dial::gateway(&self.gateway, mark, &own).await;
         let connection = connection.map_err(|error| chain(&error))?;
-        Box::pin(agent_session::establish(&self.shared, connection)).await
+        let established = agent_session::establish(&self.shared, connection, &own, sessions.open());
+        let established = Box::pin(established).await?;
+        Ok(Connected { own, established })
+    }
+
+    /// Starts the task of a session.
+    fn start(
+        &self,
+        connected: Connected,
+        sessions: &mut SlotSessions,
+        draining: &watch::Receiver<bool>,
+    ) -> CurrentSession {
+        let Connected { own, established } = connected;
+        let handle = established.handle.clone();
+        let renewal = RenewalTimer::new(own, &handle.gateway);
+        let traffic = Arc::clone(&established.traffic);
+        let state = &self.shared.state;
+        state.set_clock_skew(self.slot, established.clock_skew());
+        state.set_traffic(self.slot, Arc::clone(&traffic));
+        let (event_sender, events) = mpsc::unbounded_channel();
+        let session = agent_session::run(
+            Arc::clone(&self.shared),
+            established,
+            self.identity.clone(),
+            event_sender,
+            draining.clone(),
+        );
+        sessions.tasks.spawn(session);
+        sessions.handles.push(handle.clone());
+        CurrentSession {
+            handle,
+            events,
+            renewal,
+            traffic,
+        }
+    }
+
+    /// Keeps a session until it ends or its gateway drains, and returns that event. If a certificate of either end is renewed,
+    /// another session takes the new streams, and the earlier one continues with those that it has.
+    async fn keep(
+        &self,
+        mut current: CurrentSession,
+        sessions: &mut SlotSessions,
+        draining: &watch::Receiver<bool>,
+    ) -> Option<SessionEvent> {
+        let mut failures = Backoff::default();
+        loop {
+            tokio::select! {
+                event = current.events.recv() => return event,
+                () = current.renewal.due(&self.identity) => {}
+            }
+            sessions.forget_ended();
+            // If there are too many sessions with open streams, the current one stays, and is only renewed.
+            let stays = sessions.are_full();
+            match Box::pin(self.connect(sessions)).await {
+                Ok(connected) => {
+                    self.log_event("the session with the gateway was renewed");
+                    let next = self.start(connected, sessions, draining);
+                    if stays {
+                        next.handle.retire();
+                        let traffic = Arc::clone(&current.traffic);
+                        self.shared.state.set_traffic(self.slot, traffic);
+                        current.renewal = next.renewal;
+                    } else {
+                        current.handle.retire();
+                        current = next;
+                    }
+                    failures = Backoff::default();
+                }
+                Err(error) => {
+                    self.log_failure(&error);
+                    let delay = failures.next_delay(fastrand::f64());
+                    current.renewal.postpone(delay);
+                }
+            }
+        }
     }
 
     fn report_failure(&self, error: String) {
+        self.log_failure(&error);
+        self.set_state(ConnectionState::Backoff, None, Some(error));
+    }
+
+    fn log_failure(&self, error: &str) {
         let gateway = &self.gateway;
-        if let Some(suppressed) = self.may_log("no connection", &error) {
+        if let Some(suppressed) = self.may_log("no connection", error) {
             warn!(gateway, error, suppressed, "no connection to the gateway");
         } else {
             debug!(gateway, error, "no connection to the gateway");
         }
-        self.set_state(ConnectionState::Backoff, None, Some(error));
     }
 
     fn log_event(&self, event: &'static str) {

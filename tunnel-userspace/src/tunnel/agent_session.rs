@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
 use http::{Request, Response};
-use rustls::pki_types::CertificateDer;
+use jiff::SignedDuration;
 use tokio::{
     net::TcpStream,
     sync::{mpsc, watch},
@@ -24,10 +24,12 @@ use super::{
     dial,
     dial_permits::DialPermits,
     error_code::{StreamSide, code_of, reason_of_code, reason_of_error, refusal_response},
-    hello,
+    hello::{self, GatewayLine, GatewayLines},
     http2::{self, ServerConnection, TlsConnection},
     keepalive::wait_for_silence,
     log_limit::LogLimit,
+    peer_certificates::PeerCertificates,
+    session_token::SessionToken,
     socket::{Meter, set_stream_options},
     stream_window::StreamWindow,
     traffic::Traffic,
@@ -35,7 +37,7 @@ use super::{
 use crate::{
     drain,
     error_chain::chain,
-    identity::{CertificateReceiver, Role},
+    identity::{self, CertificateReceiver, Identity, Role, clock},
 };
 
 /// The time limit for the HTTP/2 handshake and the hello together.
@@ -71,30 +73,69 @@ pub(super) enum SessionEvent {
 /// A session that has completed the exchange of hellos.
 pub(super) struct EstablishedSession {
     connection: ServerConnection,
-    hello: RecvStream,
+    hello: GatewayLines,
     pub(super) traffic: Arc<Traffic>,
     meter: Arc<Meter>,
-    /// The certificates that the gateway has shown.
-    certificates: Vec<CertificateDer<'static>>,
+    pub(super) handle: SessionHandle,
+    /// Becomes true once another session takes this one's new streams.
+    retired: watch::Receiver<bool>,
+    /// The earlier sessions that this one renews.
+    renews: Vec<SessionHandle>,
 }
 
-/// Establishes a session: performs the HTTP/2 handshake and replies to the gateway's hello.
+/// The parts of a session that the sessions after it use.
+#[derive(Clone, Debug)]
+pub(super) struct SessionHandle {
+    token: SessionToken,
+    pub(super) gateway: PeerCertificates,
+    /// Becomes true once another session takes this one's new streams. Closed once the session has ended.
+    retired: watch::Sender<bool>,
+}
+
+impl EstablishedSession {
+    /// Returns the difference between the gateway's clock and this machine's.
+    pub(super) const fn clock_skew(&self) -> Option<SignedDuration> {
+        self.hello.clock_skew
+    }
+}
+
+impl SessionHandle {
+    /// Lets the session take no more streams, and end with its last one.
+    pub(super) fn retire(&self) {
+        self.retired.send_replace(true);
+    }
+
+    /// Returns true once the session has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.retired.is_closed()
+    }
+}
+
+/// Establishes a session: performs the HTTP/2 handshake and replies to the gateway's hello. The session renews the given ones.
 pub(super) async fn establish(
     shared: &AgentContext,
     tls: TlsConnection,
+    own: &Identity,
+    renews: Vec<SessionHandle>,
 ) -> Result<EstablishedSession, String> {
-    let begun = timeout(HELLO_TIMEOUT, Box::pin(exchange_hello(shared, tls))).await;
+    let begun = timeout(HELLO_TIMEOUT, Box::pin(exchange_hello(shared, tls, renews))).await;
     let begun = begun.unwrap_or_else(|_elapsed| {
         Err(format!(
             "the gateway sent no hello within {HELLO_TIMEOUT:?}"
         ))
     });
-    begun.map_err(explain_alert)
+    begun.map_err(|error| explain_alert(error, own))
 }
 
-/// Explains the TLS alerts with which a gateway refuses an agent on its deny list. `h2` keeps only the text of the
-/// TLS library's error.
-fn explain_alert(error: String) -> String {
+/// Explains the TLS alerts with which a gateway refuses an agent. `h2` keeps only the text of the TLS library's error.
+fn explain_alert(error: String, own: &Identity) -> String {
+    if error.ends_with("received fatal alert: CertificateExpired") {
+        let (from, expires, now) = (own.from, own.expires, clock::of_machine());
+        return format!(
+            "the gateway's clock is not between {from} and {expires}, the dates of this agent's certificate; this machine's clock \
+             says {now:.0} (TLS alert CertificateExpired)"
+        );
+    }
     for (alert, entry) in [
         ("AccessDenied", "node"),
         ("CertificateRevoked", "certificate"),
@@ -109,10 +150,16 @@ fn explain_alert(error: String) -> String {
 async fn exchange_hello(
     shared: &AgentContext,
     tls: TlsConnection,
+    renews: Vec<SessionHandle>,
 ) -> Result<EstablishedSession, String> {
     let meter = tls.get_ref().0.meter();
     let certificates = tls.get_ref().1.peer_certificates().unwrap_or_default();
-    let certificates = certificates.to_vec();
+    let (retire, retired) = watch::channel(false);
+    let handle = SessionHandle {
+        token: SessionToken::random(),
+        gateway: PeerCertificates::new(certificates),
+        retired: retire,
+    };
     let handshake = http2::accept(&shared.common.limits, tls).await;
     let mut connection = handshake.map_err(|error| chain(&error))?;
     let first = connection.accept().await;
@@ -130,6 +177,8 @@ async fn exchange_hello(
             .take(MAX_ALLOW_ENTRIES)
             .cloned()
             .collect(),
+        token: handle.token.clone(),
+        renews: renews.iter().map(|it| it.token.clone()).collect(),
         ..hello::AgentHello::default()
     };
     let hello = {
@@ -154,7 +203,9 @@ async fn exchange_hello(
             hello,
             traffic: Traffic::new(&shared.common.memory),
             meter,
-            certificates,
+            handle,
+            retired,
+            renews,
         }),
         Err(error) => {
             // The response that refuses the hello is still queued, so it must be sent first.
@@ -175,7 +226,7 @@ async fn flush(connection: &mut ServerConnection) {
 pub(super) async fn run(
     shared: Arc<AgentContext>,
     established: EstablishedSession,
-    mut identity: CertificateReceiver,
+    own: CertificateReceiver,
     events: mpsc::UnboundedSender<SessionEvent>,
     mut draining: watch::Receiver<bool>,
 ) {
@@ -184,8 +235,11 @@ pub(super) async fn run(
         hello,
         traffic,
         meter,
-        certificates,
+        handle,
+        mut retired,
+        renews,
     } = established;
+    let gateway = &handle.gateway;
     let (stop, stopped) = watch::channel(false);
     let mut hello = Some(hello);
     let mut streams = JoinSet::new();
@@ -197,7 +251,7 @@ pub(super) async fn run(
         drain::begun(&mut deadline).await;
         sleep(limits.drain_timeout).await;
     });
-    let mut rejected = pin!(identity.peer_rejected(&certificates, Role::Gateway));
+    let mut rejected = pin!(gateway.rejected(own, Role::Gateway));
     let mut is_draining = false;
     let mut window = StreamWindow::new(limits);
     let ended = loop {
@@ -216,13 +270,16 @@ pub(super) async fn run(
                 window.set(bytes, &traffic, |bytes| connection.set_initial_window_size(bytes));
             }
             error = &mut rejected => break format!(
-                "the gateway's certificate is no longer valid: {}", chain(&error)),
+                "the gateway's certificate is no longer valid: {}", identity::describe(&error)),
             () = &mut quiet => break format!("no sign of life for {:?}", limits.ping_timeout),
-            () = hello_ended(&mut hello), if hello.is_some() => {
-                hello = None;
-                drop(events.send(SessionEvent::GatewayDrains));
-            }
-            () = drain::begun(&mut draining), if !is_draining => {
+            line = next_line(&mut hello), if hello.is_some() => match line {
+                Some(line) => renew(&renews, &line, gateway),
+                None => {
+                    hello = None;
+                    drop(events.send(SessionEvent::GatewayDrains));
+                }
+            },
+            () = draining_or_retired(&mut draining, &mut retired), if !is_draining => {
                 is_draining = true;
                 // The connection closes once its last stream has ended, and the hello is a stream, too.
                 hello = None;
@@ -243,12 +300,31 @@ pub(super) async fn run(
     while streams.join_next().await.is_some() {}
 }
 
-/// Waits for the hello stream to end, which is how the gateway announces that it is draining.
-async fn hello_ended(hello: &mut Option<RecvStream>) {
-    let Some(hello) = hello else { return };
-    // Any data is ignored, since a later release may send some.
-    while let Some(Ok(bytes)) = poll_fn(|cx| hello.poll_data(cx)).await {
-        drop(hello.flow_control().release_capacity(bytes.len()));
+/// Waits for the gateway's next line. Returns `None` if the hello stream ends, which is how the gateway announces that it is
+/// draining.
+async fn next_line(hello: &mut Option<GatewayLines>) -> Option<GatewayLine> {
+    match hello {
+        Some(hello) => hello.next().await,
+        None => None,
+    }
+}
+
+/// Renews those earlier sessions that the gateway knows: the gateway's certificates in this session count for them, too.
+fn renew(renews: &[SessionHandle], line: &GatewayLine, gateway: &PeerCertificates) {
+    let is_renewed = |earlier: &&SessionHandle| line.renewed.iter().any(|it| it.is(&earlier.token));
+    for earlier in renews.iter().filter(is_renewed) {
+        earlier.gateway.renew(gateway);
+    }
+}
+
+/// Waits until the drain begins, or until another session takes this one's new streams.
+async fn draining_or_retired(
+    draining: &mut watch::Receiver<bool>,
+    retired: &mut watch::Receiver<bool>,
+) {
+    tokio::select! {
+        () = drain::begun(draining) => {}
+        Ok(_) = retired.wait_for(|retired| *retired) => {}
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
@@ -11,6 +11,7 @@ use super::{
     reason_counts::ReasonCounts,
     traffic::{Traffic, TrafficView},
 };
+use crate::identity::clock;
 
 /// The JSON view of an agent's status.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -38,9 +39,21 @@ pub struct ConnectionView {
     pub last_error: Option<String>,
     /// The time of the next connection attempt, if one is scheduled.
     pub next_try: Option<Timestamp>,
+    /// The difference between the gateway's clock and the agent's when the last session began, in seconds. Positive if the
+    /// gateway's is ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_skew_seconds: Option<f64>,
     /// The traffic counters of the current or last session.
     #[serde(flatten)]
     pub traffic: TrafficView,
+}
+
+impl ConnectionView {
+    /// Returns the difference between the clocks, in seconds, if it must be reported.
+    #[must_use]
+    pub fn large_clock_skew(&self) -> Option<f64> {
+        clock::large_skew(self.clock_skew_seconds)
+    }
 }
 
 /// The state of a connection to a gateway.
@@ -147,6 +160,13 @@ impl AgentState {
     pub(super) fn set_traffic(&self, slot: usize, traffic: Arc<Traffic>) {
         if let Some(connection) = self.connections.lock().get_mut(slot) {
             connection.traffic = traffic;
+        }
+    }
+
+    /// Makes the view show the difference between the clocks of the gateway and the agent.
+    pub(super) fn set_clock_skew(&self, slot: usize, skew: Option<SignedDuration>) {
+        if let Some(Connection { view, .. }) = self.connections.lock().get_mut(slot) {
+            view.clock_skew_seconds = skew.map(|skew| skew.as_secs_f64());
         }
     }
 }

@@ -32,8 +32,6 @@ const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 /// An error from connecting to a gateway.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    #[error("this agent has no certificate yet")]
-    NoIdentity,
     #[error("cannot resolve the host name of the gateway")]
     Resolve(#[source] io::Error),
     #[error("the host name of the gateway has no address")]
@@ -77,14 +75,13 @@ async fn with_timeout<T>(
 pub(super) async fn gateway(
     name: &str,
     mark: Option<u32>,
-    identity: &identity::CertificateReceiver,
+    own: &Identity,
 ) -> Result<TlsConnection, DialError> {
-    let own = identity.current().ok_or(DialError::NoIdentity)?;
     let addresses = with_timeout(CONNECT_TIMEOUT, lookup_host(name)).await;
     let addresses = addresses.map_err(DialError::Resolve)?;
     let mut last = DialError::NoAddress;
     for address in addresses {
-        match Box::pin(connect_tls(address, mark, &own)).await {
+        match Box::pin(connect_tls(address, mark, own)).await {
             Ok(connection) => return Ok(connection),
             Err(error) => last = error,
         }
@@ -112,7 +109,14 @@ async fn connect_tls(
         Ok(connection)
     };
     let connection = with_timeout(TLS_TIMEOUT, handshake).await;
-    connection.map_err(|error| DialError::Tls(address, error))
+    connection.map_err(|error| DialError::Tls(address, with_both_times(error)))
+}
+
+/// Gives an error about the dates of the gateway's certificate a message with these and the time of the clock.
+fn with_both_times(error: io::Error) -> io::Error {
+    let of_tls = error.get_ref().and_then(|it| it.downcast_ref());
+    let described = of_tls.map(identity::describe);
+    described.map_or(error, io::Error::other)
 }
 
 /// Dials a target. If that fails, returns the reason.

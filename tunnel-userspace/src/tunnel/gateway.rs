@@ -16,7 +16,6 @@ use bytes::Bytes;
 use h2::SendStream;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use rustls::pki_types::CertificateDer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use socket2::Socket as TcpSocket;
@@ -27,12 +26,12 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tracing::info;
+use tracing::{debug, info};
 use tunnel_common::reason::Reason;
 
 use self::{
     refusals::{accept_tls, check_session},
-    supervision::{close, revoke, supervise},
+    supervision::{close, revoke, revoked, supervise},
 };
 use super::{
     ACCEPT_PAUSE, AccessInputs, CommonSettings, SessionView, Sessions, TrafficView,
@@ -40,10 +39,12 @@ use super::{
     dial::set_mark,
     gateway_session::{RateMeter, Session},
     handshakes::{Admission, Handshakes},
-    hello,
+    hello::{self, GatewayLine},
     http2::{self, ClientConnection},
     keepalive::wait_for_silence,
+    peer_certificates::PeerCertificates,
     session_threads::{SessionThreads, ThreadHandle},
+    session_token::SessionToken,
     socket::{Meter, SessionSocket, move_to_current_runtime, set_session_options},
     stream_window::StreamWindow,
     traffic::Traffic,
@@ -292,12 +293,15 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> String {
         .downcast_ref::<io::Error>()
         .and_then(|error| error.get_ref())
         .and_then(|error| error.downcast_ref::<rustls::Error>());
-    if let Some(rustls::Error::AlertReceived(alert)) = tls {
-        return format!(
-            "the peer refused this gateway's certificate or handshake (TLS alert {alert:?})"
-        );
+    match tls {
+        Some(rustls::Error::AlertReceived(alert)) => {
+            format!(
+                "the peer refused this gateway's certificate or handshake (TLS alert {alert:?})"
+            )
+        }
+        Some(error @ rustls::Error::InvalidCertificate(_)) => identity::describe(error),
+        Some(_) | None => chain(error),
     }
-    chain(error)
 }
 
 /// The error from a failed handshake, and the reason to count it under.
@@ -318,8 +322,8 @@ struct EstablishedSession {
     hello: SendStream<Bytes>,
     connection: ClientConnection,
     meter: Arc<Meter>,
-    /// The certificates that the agent has shown.
-    certificates: Vec<CertificateDer<'static>>,
+    /// The tokens of the earlier sessions that this one renews.
+    renews: Vec<SessionToken>,
 }
 
 async fn handshake(
@@ -343,10 +347,10 @@ async fn handshake(
     let meter = socket.meter();
     let mut tls = accept_tls(shared, &own, socket).await?;
     let certificates = tls.get_ref().1.peer_certificates().unwrap_or_default();
-    let certificates: Vec<_> = certificates.to_vec();
     let leaf = certificates
         .first()
         .ok_or_else(|| HandshakeError(Reason::IdentityRejected, "no certificate".into()))?;
+    let certificates_of_agent = PeerCertificates::new(certificates);
     let agent = identity::identify_agent(leaf)
         .map_err(|error| HandshakeError(Reason::IdentityRejected, error.into()))?;
     http2::finish_handshake(&mut tls)?;
@@ -382,8 +386,12 @@ async fn handshake(
             release: answer.release,
             boot: answer.boot,
             certificate_expires: agent.expires,
+            certificate_issuer: agent.issuer.clone(),
+            clock_skew_seconds: hello::clock_skew(answer.time).map(|skew| skew.as_secs_f64()),
             traffic: TrafficView::default(),
         },
+        token: answer.token,
+        certificates: certificates_of_agent,
         sender,
         max_streams: limits.max_streams,
         thread,
@@ -400,7 +408,7 @@ async fn handshake(
         hello,
         connection,
         meter,
-        certificates,
+        renews: answer.renews,
     })
 }
 
@@ -414,15 +422,16 @@ async fn run_session(
         session,
         agent,
         stop,
-        hello,
+        mut hello,
         mut connection,
         meter,
-        certificates,
+        renews,
     } = established;
     let (sessions, limits) = (&shared.sessions, &shared.common.limits);
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
     let (id, view) = (session.id, session.initial_view.clone());
     let ended_by_operator = session.end.subscribe();
+    let certificates = session.certificates.clone();
     // This handle keeps the connection's thread running until the last bytes of its streams have been sent.
     let _thread = session.thread.clone();
     if let Err(error) = sessions.insert(session, shared.settings.max_sessions) {
@@ -430,11 +439,23 @@ async fn run_session(
         return;
     }
     sessions.log_event("connected", &node, &view, &view.release);
+    let renewed = sessions.renew(&node, renews, &certificates);
+    if !renewed.is_empty() {
+        // Without this line, the agent trusts this gateway in those sessions until the certificate shown there expires.
+        if let Err(error) = hello.send_data(GatewayLine { renewed }.bytes(), false) {
+            debug!(%node, %error, "the hello stream has ended");
+        }
+    }
 
     let ping = connection.ping_pong();
     let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));
     let mut supervision = pin!(supervise(shared, &node, &certificates));
-    let mut revoked = pin!(shared.access.revoked(&agent, ended_by_operator));
+    let mut revoked = pin!(revoked(
+        &shared.access,
+        &agent,
+        &certificates,
+        ended_by_operator
+    ));
     let mut window = StreamWindow::new(limits);
     let ended = loop {
         tokio::select! {

@@ -28,7 +28,9 @@ use super::{
     copy::TunnelStream,
     error_code::{StreamSide, code_of, reason_of_error, reason_of_refusal},
     http2::{self, ResponseError},
+    peer_certificates::PeerCertificates,
     session_threads::ThreadHandle,
+    session_token::SessionToken,
     sessions::SessionView,
     traffic::{StreamSlot, Traffic},
 };
@@ -51,6 +53,10 @@ pub(super) struct Session {
     pub(super) node: Arc<str>,
     /// A view of the session, created when its handshake completed.
     pub(super) initial_view: SessionView,
+    /// The secret by which the agent's next sessions renew this one.
+    pub(super) token: SessionToken,
+    /// The certificates by which the agent is trusted.
+    pub(super) certificates: PeerCertificates,
     pub(super) sender: SendRequest<Bytes>,
     /// The maximum number of streams, from the gateway's config.
     pub(super) max_streams: u32,
@@ -85,10 +91,13 @@ impl Session {
     }
 
     pub(super) fn view(&self) -> SessionView {
-        SessionView {
-            traffic: self.traffic.view(),
-            ..self.initial_view.clone()
+        let mut view = self.initial_view.clone();
+        view.traffic = self.traffic.view();
+        if let Some(agent) = self.certificates.agent() {
+            view.certificate_expires = agent.expires;
+            view.certificate_issuer = agent.issuer;
         }
+        view
     }
 
     /// Returns the maximum number of streams: the smaller one of the gateway's and the agent's.

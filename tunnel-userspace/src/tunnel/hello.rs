@@ -8,13 +8,16 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::poll_fn;
 use h2::{RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{Method, Request, Response, StatusCode};
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tunnel_common::reason::Reason;
 
 use super::{
     error_code::{code_of, refusal_response},
     http2,
+    session_token::SessionToken,
 };
+use crate::identity::clock;
 
 /// The newest protocol version that this release supports.
 const NEWEST: u32 = 1;
@@ -40,6 +43,9 @@ pub(super) struct GatewayHello {
     /// The gateway's reason for refusing the session, which ends after the hello.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
+    /// The time of the gateway's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) time: Option<Timestamp>,
 }
 
 /// The agent's reply to the gateway's hello.
@@ -58,8 +64,72 @@ pub(super) struct AgentHello {
     /// The agent's allow-list. The gateway only displays it; the agent enforces it.
     #[serde(default)]
     pub(super) allow: Vec<String>,
+    /// The session's secret.
+    #[serde(default)]
+    pub(super) token: SessionToken,
+    /// The secrets of the agent's earlier sessions that this one renews: they last as long as the certificates that the ends
+    /// have shown in this one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) renews: Vec<SessionToken>,
     #[serde(default)]
     pub(super) features: Vec<String>,
+    /// The time of the agent's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) time: Option<Timestamp>,
+}
+
+/// A line that the gateway sends after the agent's reply. Lines and fields that are unknown are ignored.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub(super) struct GatewayLine {
+    /// The secrets of the sessions that this one has renewed.
+    #[serde(default)]
+    pub(super) renewed: Vec<SessionToken>,
+}
+
+impl GatewayLine {
+    /// Returns the bytes to send.
+    pub(super) fn bytes(&self) -> Bytes {
+        let mut line = serde_json::to_vec(self).unwrap_or_default();
+        line.push(b'\n');
+        line.into()
+    }
+}
+
+/// The rest of the gateway's hello, which stays open until the gateway drains.
+#[derive(Debug)]
+pub(super) struct GatewayLines {
+    /// The difference between the gateway's clock and this machine's, if the gateway has sent its time.
+    pub(super) clock_skew: Option<SignedDuration>,
+    body: RecvStream,
+    unread: BytesMut,
+}
+
+impl GatewayLines {
+    /// Waits for the next line. Returns `None` if there are no more, because the gateway drains or the session has ended. If
+    /// the call is cancelled, the next one continues.
+    pub(super) async fn next(&mut self) -> Option<GatewayLine> {
+        loop {
+            if let Some(line) = take_line(&mut self.unread) {
+                return Some(serde_json::from_slice(&line).unwrap_or_default());
+            }
+            let bytes = poll_fn(|cx| self.body.poll_data(cx)).await?.ok()?;
+            drop(self.body.flow_control().release_capacity(bytes.len()));
+            if self.unread.len() + bytes.len() > MAX_HELLO {
+                // Such a line is of a later release.
+                self.unread.clear();
+            } else {
+                self.unread.extend_from_slice(&bytes);
+            }
+        }
+    }
+}
+
+/// Removes the first line from the bytes, and returns it without its end.
+fn take_line(bytes: &mut BytesMut) -> Option<BytesMut> {
+    let end = bytes.iter().position(|byte| *byte == b'\n')?;
+    let mut line = bytes.split_to(end + 1);
+    line.truncate(end);
+    Some(line)
 }
 
 /// The error from a failed hello.
@@ -104,6 +174,7 @@ pub(super) async fn send(
         release: env!("CARGO_PKG_VERSION").to_owned(),
         features: Vec::new(),
         refused,
+        time: Some(clock::of_machine()),
     };
     let mut line = serde_json::to_vec(&ask)?;
     line.push(b'\n');
@@ -132,27 +203,32 @@ fn parse_agent_hello(text: &[u8]) -> Result<AgentHello, HelloError> {
     Ok(answer)
 }
 
-/// Replies to the gateway's hello, on the agent's side. Returns the request body, which ends when the gateway
+/// Replies to the gateway's hello, on the agent's side. Returns the gateway's further lines, which end when the gateway
 /// drains.
 pub(super) async fn respond(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     mut answer: AgentHello,
-) -> Result<RecvStream, HelloError> {
+) -> Result<GatewayLines, HelloError> {
     if request.method() != Method::POST || request.uri().path() != PATH {
         respond.send_reset(code_of(Reason::ProtocolError));
         return Err(HelloError::NoHello);
     }
     let mut body = request.into_body();
     match read_gateway_hello(&mut body).await {
-        Ok((protocol, refused)) => {
+        Ok((protocol, ask)) => {
             answer.protocol = protocol;
+            answer.time = Some(clock::of_machine());
             let response = Response::new(());
             let mut stream = respond.send_response(response, false)?;
             stream.send_data(serde_json::to_vec(&answer)?.into(), true)?;
-            match refused {
+            match ask.refused {
                 Some(reason) => Err(HelloError::RefusedByGateway(sanitise(&reason))),
-                None => Ok(body),
+                None => Ok(GatewayLines {
+                    clock_skew: clock_skew(ask.time),
+                    body,
+                    unread: BytesMut::new(),
+                }),
             }
         }
         Err(error) => {
@@ -164,11 +240,19 @@ pub(super) async fn respond(
     }
 }
 
-/// Returns the protocol version to use, and the gateway's reason if it refuses the session.
-async fn read_gateway_hello(body: &mut RecvStream) -> Result<(u32, Option<String>), HelloError> {
+/// Returns the difference between the clock of the other end, which has just sent its time, and this machine's. If it is small,
+/// this machine's clock is confirmed.
+pub(super) fn clock_skew(time: Option<Timestamp>) -> Option<SignedDuration> {
+    let time = time?;
+    clock::confirm(time);
+    Some(time.duration_since(clock::of_machine()))
+}
+
+/// Returns the protocol version to use, and the gateway's hello.
+async fn read_gateway_hello(body: &mut RecvStream) -> Result<(u32, GatewayHello), HelloError> {
     let line = read_hello(body, HelloEnd::Line).await?;
     let ask: GatewayHello = serde_json::from_slice(&line)?;
-    Ok((choose_version(ask.protocol)?, ask.refused))
+    Ok((choose_version(ask.protocol)?, ask))
 }
 
 /// Parses `text` as the agent's hello, and as the gateway's. Used by the fuzz target.

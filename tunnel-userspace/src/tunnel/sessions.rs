@@ -30,9 +30,14 @@ use super::{
     client_shares::{Client, ClientPermit, ClientShares, ClientView, ShareExceeded, StreamLimits},
     gateway_session::{Session, StreamPermit},
     log_limit::LogLimit,
+    peer_certificates::PeerCertificates,
     reason_counts::ReasonCounts,
+    session_token::SessionToken,
 };
-use crate::model::{ObjectWarning, SteeringTarget, SteeringTargets};
+use crate::{
+    identity::clock,
+    model::{ObjectWarning, SteeringTarget, SteeringTargets},
+};
 
 /// The maximum number of sessions per node. It leaves room for broken sessions that the gateway has not
 /// detected yet.
@@ -78,12 +83,25 @@ pub struct SessionView {
     pub boot: String,
     /// The time when the agent's certificate expires.
     pub certificate_expires: Timestamp,
+    /// The name of the CA that has issued the agent's certificate.
+    #[serde(default)]
+    pub certificate_issuer: String,
+    /// The difference between the agent's clock and the gateway's when the session began, in seconds. Positive if the
+    /// agent's is ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_skew_seconds: Option<f64>,
     /// The session's traffic counters.
     #[serde(flatten)]
     pub traffic: TrafficView,
 }
 
 impl SessionView {
+    /// Returns the difference between the clocks, in seconds, if it must be reported.
+    #[must_use]
+    pub fn large_clock_skew(&self) -> Option<f64> {
+        clock::large_skew(self.clock_skew_seconds)
+    }
+
     /// Returns what identifies the machine at the other end.
     fn machine(&self) -> (&str, IpAddr) {
         (&self.boot, self.peer.ip())
@@ -203,6 +221,26 @@ impl Sessions {
         node.sessions.push(Arc::new(session));
         self.count.fetch_add(1, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Renews earlier sessions of a node with the certificates of a new one. Returns the tokens of those that it found.
+    pub(super) fn renew(
+        &self,
+        node: &str,
+        tokens: Vec<SessionToken>,
+        by: &PeerCertificates,
+    ) -> Vec<SessionToken> {
+        let nodes = self.nodes.lock();
+        let sessions = nodes.get(node).map(|node| node.sessions.as_slice());
+        let sessions = sessions.unwrap_or_default();
+        let renew = |token: &SessionToken| {
+            let earlier = sessions.iter().find(|session| session.token.is(token));
+            earlier.is_some_and(|session| {
+                session.certificates.renew(by);
+                true
+            })
+        };
+        tokens.into_iter().filter(renew).collect()
     }
 
     /// Returns a receiver for the warnings about nodes.

@@ -14,6 +14,7 @@ fn peer(node: &str, serial: &str) -> Peer {
         node: node.into(),
         serial: SerialNumber::parse(serial).expect("a serial number"),
         expires: jiff::Timestamp::UNIX_EPOCH,
+        issuer: String::new(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{CertificateParams, KeyPair, PublicKeyData as _};
 
-use super::{RENEW_AFTER, Wanted};
+use super::{MIN_MARGIN, RENEW_AFTER, Wanted};
 use crate::identity::{
     FileError, FileProblem, Identity, IdentityFiles,
     ca::SKEW,
@@ -54,8 +54,12 @@ impl Current {
     pub(super) fn renew_at(&self) -> Timestamp {
         let [first, last] = RENEW_AFTER;
         let part = (last - first).mul_add(self.chance, first);
-        let after = SignedDuration::try_from(self.life().mul_f64(part)).unwrap_or_default();
-        self.issued.checked_add(after).unwrap_or(self.expires)
+        let after = |part| {
+            let after = SignedDuration::try_from(self.life().mul_f64(part)).unwrap_or_default();
+            self.issued.checked_add(after).unwrap_or(self.expires)
+        };
+        let latest = self.expires - MIN_MARGIN;
+        after(part).min(latest.max(after(0.5)))
     }
 }
 
@@ -192,7 +196,7 @@ impl OnDisk {
             let text = error.to_string();
             let is_useless = matches!(
                 error.problem,
-                FileProblem::Expired(_)
+                FileProblem::Expired { .. }
                     | FileProblem::KeyMismatch { .. }
                     | FileProblem::WrongRole { .. }
                     | FileProblem::WrongPurpose(_)

@@ -68,7 +68,7 @@ fn a_certificate_is_valid_from_an_hour_before_it_was_issued_to_its_last_second()
 
     assert_eq!(
         error_text(&agent, Role::Agent, fixed_time() + days(365) + second),
-        "cert.pem: expired on 2027-03-01T12:00:00Z; replace it by a valid one"
+        "cert.pem: expired on 2027-03-01T12:00:00Z, and this machine's clock says 2027-03-01T12:00:01Z; replace it by a valid one"
     );
     assert!(
         error_text(&agent, Role::Agent, fixed_time() - hour - second)
@@ -77,7 +77,7 @@ fn a_certificate_is_valid_from_an_hour_before_it_was_issued_to_its_last_second()
     let later = test_ca.later(fixed_time() + days(9));
     assert_refused(
         &later.agent("edge-2"),
-        "cert.pem: is not valid before 2026-03-10T11:00:00Z; check the clock of this machine",
+        "cert.pem: is not valid before 2026-03-10T11:00:00Z, and this machine's clock says 2026-03-01T12:00:00Z; check the clock",
     );
 }
 
@@ -90,7 +90,7 @@ fn an_expired_ca_is_refused_unless_another_of_its_file_is_valid() {
     copy(&old.path("ca.pem"), &agent.ca);
     assert_refused(
         &agent,
-        "ca.pem: expired on 2026-02-28T12:00:00Z; replace it by a valid one",
+        "ca.pem: expired on 2026-02-28T12:00:00Z, and this machine's clock says 2026-03-01T12:00:00Z; replace it by a valid one",
     );
 
     fs::write(&agent.ca, both_cas(&old, &new)).expect("written");

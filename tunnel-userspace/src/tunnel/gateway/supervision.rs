@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use h2::SendStream;
-use rustls::pki_types::CertificateDer;
 use tokio::{
     sync::watch,
     time::{interval, sleep, timeout},
@@ -14,9 +13,11 @@ use tunnel_common::reason::Reason;
 
 use super::Shared;
 use crate::{
-    error_chain::chain,
-    identity::Role,
-    tunnel::{http2::ClientConnection, traffic::Traffic},
+    identity::{Peer, Role, describe},
+    tunnel::{
+        access::AccessRules, http2::ClientConnection, peer_certificates::PeerCertificates,
+        traffic::Traffic,
+    },
 };
 
 /// The time limit for sending resets to the peer before the connection is closed.
@@ -33,7 +34,7 @@ const SHARING_INTERVAL: Duration = Duration::from_secs(15);
 pub(super) async fn supervise(
     shared: &Shared,
     node: &Arc<str>,
-    certificates: &[CertificateDer<'static>],
+    certificates: &PeerCertificates,
 ) -> String {
     let report_sharing = async {
         let mut interval = interval(SHARING_INTERVAL);
@@ -42,9 +43,9 @@ pub(super) async fn supervise(
             shared.sessions.report_shared_certificate(node);
         }
     };
-    let mut identity = shared.identity.clone();
+    let identity = shared.identity.clone();
     let error = tokio::select! {
-        error = identity.peer_rejected(certificates, Role::Agent) => chain(&error),
+        error = certificates.rejected(identity, Role::Agent) => describe(&error),
         () = report_sharing => String::new(),
     };
     let error = format!("the agent's certificate is no longer valid: {error}");
@@ -52,6 +53,32 @@ pub(super) async fn supervise(
         .sessions
         .report_problem(node, Reason::IdentityRejected, &error);
     error
+}
+
+/// Waits until an agent must not have a session, by the certificate of its handshake or by the one that has renewed it, and
+/// returns the cause.
+pub(super) async fn revoked(
+    access: &AccessRules,
+    agent: &Peer,
+    certificates: &PeerCertificates,
+    ended: watch::Receiver<bool>,
+) -> String {
+    let of_handshake = access.revoked(agent, ended.clone());
+    let mut changes = certificates.subscribe();
+    let of_renewal = async {
+        loop {
+            changes.mark_unchanged();
+            let latest = certificates.agent();
+            tokio::select! {
+                cause = access.revoked(latest.as_ref().unwrap_or(agent), ended.clone()) => return cause,
+                Ok(()) = changes.changed() => {}
+            }
+        }
+    };
+    tokio::select! {
+        cause = of_handshake => cause,
+        cause = of_renewal => cause,
+    }
 }
 
 /// Resets the streams of a session that the gateway ends although the agent's certificate is valid.

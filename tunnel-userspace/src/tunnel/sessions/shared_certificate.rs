@@ -41,6 +41,8 @@ mod tests {
             since: Timestamp::from_second(since).expect("a time"),
             release: String::new(),
             boot: boot.to_owned(),
+            certificate_issuer: String::new(),
+            clock_skew_seconds: None,
             certificate_expires: Timestamp::UNIX_EPOCH,
             traffic: TrafficView::default(),
         };

@@ -8,16 +8,6 @@ use tunnel_cluster::{
     ginkgo::{self, SpecResult, SpecSelection},
 };
 
-/// Fast tests that need only ClusterIPs and DNS.
-const FEW: [&str; 6] = [
-    "API Server should provide secure master service",
-    "DNS should provide DNS for services ",
-    "DNS should provide DNS for the cluster ",
-    "Proxy version v1 should proxy through a service and a pod",
-    "Services should serve a basic endpoint from pods",
-    "Services should serve multiport endpoints from pods",
-];
-
 /// Substrings that select tests about Services by name.
 const WIDER: [&str; 12] = [
     "Services",
@@ -51,8 +41,6 @@ const EXCLUDED: [&str; 9] = [
 /// A set of Kubernetes' e2e tests.
 #[derive(Clone, Debug)]
 pub(crate) enum SpecSet {
-    /// A few fast tests.
-    Few,
     /// The network tests whose names match a regular expression.
     Matching(String),
     /// The network tests in the conformance suite.
@@ -66,7 +54,6 @@ impl SpecSet {
         let named = |name: &str| format!("sig-network. .*{name}");
         let mut skip = EXCLUDED.map(str::to_owned).to_vec();
         let (focus, concurrent, minutes) = match self {
-            Self::Few => (FEW.map(named).to_vec(), 4, 45),
             Self::Matching(expression) => (vec![format!("sig-network.*({expression})")], 4, 45),
             Self::Conformance => (vec!["sig-network.*Conformance".to_owned()], 4, 45),
             Self::Wider => {
@@ -85,7 +72,6 @@ impl SpecSet {
     /// Returns the number of tests in the set, if it is known, so that missing tests are noticed.
     const fn count(&self) -> Option<usize> {
         match self {
-            Self::Few => Some(FEW.len()),
             Self::Matching(_) => None,
             Self::Conformance => Some(47),
             Self::Wider => Some(95),

@@ -38,10 +38,10 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     }
     let mut build = workspace::cargo("build");
     build.arg("--release");
-    if name != "api" {
+    if !["api", "certificates"].contains(&name) {
         return run(build, BENCH, &own_args, args);
     }
-    let components = e2e::prepare_components()?;
+    let components = e2e::prepare_components(false)?;
     own_args.extend(["--kit", utf8(&components)?]);
     run(build, BENCH, &own_args, args)
 }

@@ -28,7 +28,7 @@ use crate::{
 /// Options for `cargo xtask e2e`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Run Culvert's own tests and only a few of Kubernetes'.
+    /// Run only Culvert's own tests, for which Kubernetes' tests need not be built.
     #[arg(long, conflicts_with = "focus")]
     fast: bool,
     /// Run Kubernetes' Service tests beyond conformance, on three nodes in three zones; with --focus, only
@@ -77,7 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         network: true,
         ..setup::Scope::default()
     })?;
-    let components = prepare_components()?;
+    let components = prepare_components(!options.fast)?;
     let programs = [("tunnel-e2e", "culvert-e2e"), LAB];
     let [runner, lab] = workspace_binaries::build(Profile::Vm.cargo("build")?, programs)?;
     let mut command = Command::new(&runner);
@@ -110,13 +110,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Builds or downloads the components that a cluster still lacks: programs, Debian packages and images.
-/// Returns the directory that contains them.
-pub(crate) fn prepare_components() -> Result<PathBuf> {
+/// Returns the directory that contains them. Kubernetes' own specs are built only if they are wanted, since that takes minutes.
+pub(crate) fn prepare_components(has_kubernetes_specs: bool) -> Result<PathBuf> {
     let directory = workspace::root().join("target/cluster");
     let _lock = download_cache::lock("cluster")?;
-    go::build(&go::Go::find()?, &directory)?;
+    go::build(&go::Go::find()?, &directory, has_kubernetes_specs)?;
     debian::unpack_packages(&directory)?;
-    images::build(&directory)?;
+    images::build(&directory, has_kubernetes_specs)?;
     Ok(directory)
 }
 

@@ -127,12 +127,13 @@ fn parse_release(version: &str) -> Option<(u32, u32)> {
     Some((number()?, number()?))
 }
 
-/// Builds the programs that are missing or were built from different inputs.
-pub(super) fn build(go: &Go, components: &Path) -> Result<()> {
+/// Builds the programs that are missing or were built from different inputs; Kubernetes' own specs only if they are wanted.
+pub(super) fn build(go: &Go, components: &Path, has_kubernetes_specs: bool) -> Result<()> {
     let programs = components.join("bin");
     fs::create_dir_all(&programs)
         .with_context(|| format!("cannot create {}", programs.display()))?;
-    for batch in &BATCHES {
+    let is_needed = |batch: &&Batch| has_kubernetes_specs || !batch.is_test;
+    for batch in BATCHES.iter().filter(is_needed) {
         let inputs = batch.inputs(go)?;
         let stamp = components.join("stamps").join(batch.programs.join("+"));
         let exists = |name: &&str| programs.join(name).is_file();

@@ -30,10 +30,12 @@ const IMAGES: [(&str, &[&str]); 4] = [
 /// The registry that the images' names begin with.
 const REGISTRY: &str = "culvert.test";
 
-/// Builds the image archives that are missing or were built from different programs.
-pub(super) fn build(components: &Path) -> Result<()> {
+/// Builds the image archives that are missing or were built from different programs. If Kubernetes' own specs are wanted, the
+/// images get the names that these use, too.
+pub(super) fn build(components: &Path, has_kubernetes_specs: bool) -> Result<()> {
     let programs = components.join("bin");
-    let inputs = inputs(components)?;
+    let mut inputs = inputs(components)?;
+    inputs.push_str(&format!("has_kubernetes_specs: {has_kubernetes_specs}\n"));
     let stamp = components.join("stamps/images");
     let images = components.join("images");
     let exists = |(name, _): &(&str, &[&str])| archive_path(components, name).is_file();
@@ -42,7 +44,11 @@ pub(super) fn build(components: &Path) -> Result<()> {
     }
     println!("build images ...");
     fs::create_dir_all(&images).with_context(|| format!("cannot create {}", images.display()))?;
-    let listed = progress::output(Command::new(programs.join("e2e.test")).arg("--list-images"))?;
+    let listed = if has_kubernetes_specs {
+        progress::output(Command::new(programs.join("e2e.test")).arg("--list-images"))?
+    } else {
+        String::new()
+    };
     for (name, replaced) in IMAGES {
         let root = components.join("rootfs").join(name);
         download_cache::create_directory(&root, |root| fill_root(root, name, components))?;

@@ -21,7 +21,7 @@ pub(crate) struct Series {
     /// The kernel to use if it is available. A series without a pinned kernel uses its newest one.
     pub(super) pinned: Option<PinnedKernel>,
     /// The modules whose netns tests run on every change, without their submodules: those whose results this kernel is
-    /// the likeliest to change. With the series' name on the command line, all tests run.
+    /// the likeliest to change; `packet` stands for the packet tests. With the series' name on the command line, all tests run.
     pub(super) modules: &'static [&'static str],
 }
 
@@ -70,6 +70,7 @@ pub(crate) static ALL_SERIES: [Series; 4] = [
             "map_layouts",
             "map_sizes",
             "masquerade",
+            "packet",
             "packets",
             "packets::fragments",
             "packets::link_kinds",

@@ -19,6 +19,8 @@ const CONCURRENT_TESTS: u32 = 2;
 /// If there are at least this many netns tests, they are split between two virtual machines.
 const MIN_TO_SPLIT: usize = 20;
 
+/// The program with the packet tests.
+const PACKET: &str = "packet";
 /// Prefix of the names of tests that need two CPUs.
 const RACE: &str = "race::";
 
@@ -67,7 +69,7 @@ impl TestSelection {
     /// Selects the tests that match a filter. Without a filter, selects all tests if `all` is true, and
     /// otherwise only those that depend on the kernel.
     pub(crate) fn new(programs: &MachinePrograms, filter: &[String], all: bool) -> Result<Self> {
-        let packet = programs.list_tests("packet", filter, &[])?;
+        let packet = programs.list_tests(PACKET, filter, &[])?;
         let mut netns = programs.list_tests("netns", filter, &[])?;
         if filter.is_empty() && !all {
             let ignored = programs.list_tests("netns", &[], &["--ignored"])?;
@@ -91,8 +93,8 @@ impl TestSelection {
         Ok(selection)
     }
 
-    /// Returns the same selection with only those netns tests that are in one of the modules, but not in a submodule of it.
-    /// Returns an error if a module has no test.
+    /// Returns the same selection with only those netns tests that are in one of the modules, but not in a submodule of it, and
+    /// with the packet tests only if one of the modules is [`PACKET`]. Returns an error if a module has no test.
     pub(crate) fn in_modules(&self, modules: &[&str]) -> Result<Self> {
         let module_of = |name: &String| {
             let found = name.rsplit_once("::");
@@ -105,15 +107,22 @@ impl TestSelection {
             chosen.cloned().collect()
         };
         let (netns, race) = (only(&self.netns), only(&self.race));
-        let used: BTreeSet<_> = netns.iter().chain(&race).filter_map(module_of).collect();
+        let mut used: BTreeSet<_> = netns.iter().chain(&race).filter_map(module_of).collect();
+        let packet = if let Some(module) = modules.iter().find(|module| **module == PACKET) {
+            used.insert(module);
+            self.packet.clone()
+        } else {
+            Vec::new()
+        };
         let unused = modules.iter().find(|module| !used.contains(module));
         if let Some(unused) = unused {
             bail!("no test is in the module {unused}, which xtask/src/vm/kernels.rs lists");
         }
         Ok(Self {
+            packet,
             netns,
             race,
-            ..self.clone()
+            verify: self.verify,
         })
     }
 
@@ -146,7 +155,7 @@ impl TestSelection {
     /// `concurrent` netns tests run at the same time.
     pub(crate) fn plan(&self, name: &'static str, concurrent: u32) -> Option<Plan> {
         let tiers = [
-            ("packet", 1, &self.packet),
+            (PACKET, 1, &self.packet),
             ("netns", concurrent, &self.netns),
         ];
         let tiers = tiers.into_iter().filter(|(_, _, names)| !names.is_empty());
@@ -315,12 +324,15 @@ mod tests {
         let all = TestSelection {
             netns: names(&["packets::a", "packets::links::b", "hooks::c"]),
             race: names(&["race::d"]),
-            ..TestSelection::default()
+            packet: names(&["errors::e"]),
+            verify: true,
         };
+        let select = |modules: &[&str]| all.in_modules(modules).expect("known modules");
 
-        let selected = all.in_modules(&["packets", "race"]).expect("known modules");
-
+        let selected = select(&["packets", "race"]);
         assert_eq!(selected.netns, ["packets::a"]);
+        assert!(selected.packet.is_empty() && selected.verify);
+        assert_eq!(select(&["packet"]).packet, ["errors::e"]);
         assert_eq!(selected.race, ["race::d"]);
         let error = all.in_modules(&["link"]).expect_err("no such module");
         assert!(error.to_string().contains("module link,"), "{error}");

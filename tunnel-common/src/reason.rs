@@ -237,6 +237,8 @@ reasons! {
         DescriptorLimit = 72, "descriptor_limit", "refused: the process may not open more files (RLIMIT_NOFILE)";
         /// Refused or reset: the tunnel's memory for bytes that wait for slow receivers is used up.
         MemoryLimit = 73, "memory_limit", "refused or reset: bytes that wait for slow receivers use up tunnel.session.maxBufferedBytes";
+        /// The certificate of a gateway or agent should have been renewed an hour ago.
+        CertificateNotRenewed = 74, "certificate_not_renewed", "a certificate has not been renewed in time";
     }
 }
 

@@ -71,7 +71,7 @@ async fn start_requests(
     let wanted = Wanted {
         role,
         node: config.node_name.clone(),
-        life: request.life,
+        life: Some(request.life).filter(|life| !life.is_zero()),
         ca: request.ca.clone(),
         directory: config.state_dir.join(DIRECTORY),
     };

@@ -8,13 +8,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 
 use super::{RoleError, certificate};
 use crate::{
     admin::{EndSessions, Getter, TunnelView},
     config::Config,
-    identity::{CertificateReceiver, DenyListReceiver, DenyListStore, Role},
+    drain,
+    identity::{CertificateReceiver, DenyListReceiver, DenyListStore, Role, clock},
     listen::{self, UnboundPorts},
     model::{NodeList, ObjectWarning, PodNamespaces, SteeringTargets},
     tasks::Tasks,
@@ -24,6 +25,9 @@ use crate::{
         ingress::{self, Ingress},
     },
 };
+
+/// The interval between two checks whether requests for a certificate are without success.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The time limit for the tunnel's tasks to stop, in addition to the time for draining streams.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -136,6 +140,13 @@ impl NodeTunnel {
         let name = format!("gateway {}", settings.listen);
         let (settings, common) = (settings.clone(), self.common.clone());
         let (identity, sessions) = (identity.clone(), Arc::clone(&self.sessions));
+        let warned = warn_of_requests(
+            identity.clone(),
+            Arc::clone(&sessions),
+            config.node_name.as_str().into(),
+            self.tasks.draining(),
+        );
+        self.tasks.start("certificate warnings", warned);
         let access = AccessInputs {
             deny_list: self.deny_list.clone().unwrap_or_default(),
             // Without steering, the API server's source reads only this node's own Node.
@@ -188,6 +199,28 @@ impl NodeTunnel {
         let serving =
             listen::bind_and_serve(name, bind, unbound_ports.clone(), draining, Ingress::run);
         self.tasks.start("ingress", serving);
+    }
+}
+
+/// Warns once this node's requests for the gateway's certificate have been without success for an hour.
+async fn warn_of_requests(
+    identity: CertificateReceiver,
+    sessions: Arc<Sessions>,
+    node: Arc<str>,
+    mut draining: watch::Receiver<bool>,
+) {
+    loop {
+        let request = identity.state().request.unwrap_or_default();
+        if let Some(problem) = request.lasting_problem(clock::now()) {
+            let text = format!("the gateway has got no certificate for an hour: {problem}");
+            sessions.warn_of_certificate(&node, Some(text));
+        } else if request.problem.is_none() {
+            sessions.warn_of_certificate(&node, None);
+        }
+        tokio::select! {
+            () = sleep(WARNING_INTERVAL) => {}
+            () = drain::begun(&mut draining) => return,
+        }
     }
 }
 

@@ -94,7 +94,9 @@ fn check_tunnel(config: &TunnelConfig) -> Result<(), FieldError> {
     const MILLISECOND: DisplayDuration = DisplayDuration(Duration::from_millis(1));
 
     let request = config.identity.as_ref();
-    if let Some(request) = request.and_then(|identity| identity.request.as_ref()) {
+    if let Some(request) = request.and_then(|identity| identity.request.as_ref())
+        && !request.life.is_zero()
+    {
         let lives = Duration::from_secs(600)..=Duration::from_secs(36_500 * 86_400);
         let lives = DisplayDuration(*lives.start())..=DisplayDuration(*lives.end());
         within(

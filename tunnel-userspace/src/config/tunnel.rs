@@ -359,7 +359,7 @@ pub struct IdentityConfig {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct RequestConfig {
-    /// The life of a certificate. The controller may issue shorter ones.
+    /// The life of a certificate. Zero means that the controller decides.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub life: Duration,
@@ -373,7 +373,7 @@ pub struct RequestConfig {
 impl Default for RequestConfig {
     fn default() -> Self {
         Self {
-            life: Duration::from_secs(30 * 86_400),
+            life: Duration::ZERO,
             ca: "/etc/culvert-ca/ca.pem".into(),
             kubeconfig: None,
         }

@@ -15,7 +15,7 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
 pub use self::api::{ApiError, Asked, KubeApi, RequestApi, State};
-use self::on_disk::{NotInstalled, OnDisk, Pending};
+use self::on_disk::{Current, NotInstalled, OnDisk, Pending};
 use super::{IdentityFiles, Role};
 use crate::drain;
 
@@ -27,6 +27,9 @@ const MIN_INTERVAL: Duration = Duration::from_millis(200);
 /// The bounds of the delay between two tries. For short lives, the first delays are shorter.
 const FIRST_DELAY: Duration = Duration::from_secs(5);
 const MAX_DELAY: Duration = Duration::from_secs(300);
+
+/// The life of a certificate that is not known yet.
+const DEFAULT_LIFE: Duration = Duration::from_hours(30 * 24);
 
 /// The time without success after which the problem is reported.
 const REPORT_AFTER: SignedDuration = SignedDuration::from_hours(1);
@@ -43,8 +46,8 @@ pub struct Wanted {
     pub role: Role,
     /// The name of the Node.
     pub node: String,
-    /// The life of a certificate.
-    pub life: Duration,
+    /// The life of a certificate. `None` leaves it to the controller.
+    pub life: Option<Duration>,
     /// The file with the trusted CAs.
     pub ca: PathBuf,
     /// The directory for the certificate, its key, and the request.
@@ -153,7 +156,8 @@ impl<A: RequestApi> Requester<A> {
     async fn look(&mut self) -> Duration {
         let now = (self.clock)();
         let current = self.on_disk.current(now);
-        let life = current.as_ref().map_or(self.wanted.life, |it| it.life());
+        let life = current.as_ref().map(Current::life).ok();
+        let life = life.or(self.wanted.life).unwrap_or(DEFAULT_LIFE);
         if let Ok(current) = &current {
             let renew_at = current.renew_at();
             if now < renew_at {

@@ -112,7 +112,7 @@ pub(super) fn name([organization, common_name]: [&str; 2]) -> DistinguishedName 
 }
 
 /// Returns the first certificate in a file.
-pub(super) fn first_certificate(path: &Path) -> CertificateDer<'static> {
+pub(crate) fn first_certificate(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("a certificate")
 }
 

@@ -59,12 +59,29 @@ impl PeerCertificates {
         identity::identify_agent(leaf).ok()
     }
 
+    /// Returns a description of the peer's certificate if it should have been renewed an hour ago: nine tenths of its life are
+    /// over by then.
+    pub(super) fn lateness(&self, now: Timestamp) -> Option<String> {
+        let [issued, expires] = self.validity()?;
+        let agent = self.agent()?;
+        let last_part = Duration::try_from(issued.duration_until(expires)).ok()? / 10;
+        let late = expires - last_part + RENEWAL_GRACE;
+        (now >= late).then(|| {
+            format!(
+                "the agent's certificate, issued by {}, expires on {expires} and has not been renewed",
+                agent.issuer
+            )
+        })
+    }
+
     /// Returns the time when the peer's own certificate was issued, and when it expires, as far as they are known.
     pub(super) fn validity(&self) -> Option<[Timestamp; 2]> {
         self.0.borrow().first().and_then(identity::validity)
     }
 }
 
+/// The time after which a certificate that has not been renewed is reported.
+const RENEWAL_GRACE: Duration = Duration::from_hours(1);
 /// The longest delay between the renewal of an agent's certificate and that of its sessions.
 const MAX_SPREAD: Duration = Duration::from_secs(60);
 /// The shortest interval between two renewals of a session.
@@ -152,6 +169,7 @@ async fn wait_until(time: Option<Timestamp>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::tests::{TestCa, first_certificate};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("a time")
@@ -178,5 +196,19 @@ mod tests {
         assert_eq!(spread(at(86_400), at(0)), MAX_SPREAD);
         assert_eq!(spread(at(8), at(0)), Duration::from_secs(2));
         assert_eq!(spread(at(0), at(8)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_certificate_is_late_an_hour_into_the_last_tenth_of_its_life() {
+        let test_ca = TestCa::new();
+        let agent = first_certificate(&test_ca.agent("edge-1").cert);
+        let chain = PeerCertificates::new(&[agent]);
+        let [issued, expires] = chain.validity().expect("an agent's");
+        let last_part = issued.duration_until(expires) / 10;
+        let at = |minutes| expires - last_part + SignedDuration::from_mins(minutes);
+
+        assert_eq!(chain.lateness(at(59)), None);
+        let late = chain.lateness(at(60)).expect("late");
+        assert!(late.contains(&format!("expires on {expires}")), "{late}");
     }
 }

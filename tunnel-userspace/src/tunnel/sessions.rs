@@ -249,15 +249,6 @@ impl Sessions {
         self.warnings.subscribe()
     }
 
-    /// Warns that a node's session was refused, unless the limit is that of the gateway.
-    pub(super) fn warn_of_session_limit(&self, node: &Arc<str>, limit: SessionLimit) {
-        if matches!(limit, SessionLimit::Node | SessionLimit::Source) {
-            let text = format!("the gateway refuses further sessions: {limit}");
-            let now = Timestamp::now();
-            self.warnings.add(node, Reason::SessionLimit, text, now);
-        }
-    }
-
     /// Reports that two machines use a node's certificate, if the node has had sessions with both for longer
     /// than a reboot may explain. Drops the warnings about the node that no longer apply.
     pub(super) fn report_shared_certificate(&self, name: &Arc<str>) {
@@ -289,6 +280,7 @@ impl Sessions {
         if node.sessions.is_empty() {
             self.warnings.remove(name, Reason::CertificateShared);
             self.warnings.remove(name, Reason::SessionLimit);
+            self.warnings.remove(name, Reason::CertificateNotRenewed);
         }
         node.last_seen = Some(Timestamp::now());
         if let Some(error) = error {

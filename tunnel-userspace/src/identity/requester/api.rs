@@ -23,7 +23,7 @@ pub struct Asked<'a> {
     /// The request, as PEM.
     pub request: &'a [u8],
     /// The wanted life.
-    pub life: Duration,
+    pub life: Option<Duration>,
 }
 
 /// The state of a request.
@@ -84,8 +84,10 @@ impl RequestApi for KubeApi {
 }
 
 fn object_for(asked: &Asked<'_>) -> CertificateSigningRequest {
-    let seconds = i64::try_from(asked.life.as_secs()).unwrap_or(i64::MAX);
-    let seconds = i32::try_from(seconds.max(MIN_EXPIRATION)).unwrap_or(i32::MAX);
+    let seconds = asked.life.map(|life| {
+        let seconds = i64::try_from(life.as_secs()).unwrap_or(i64::MAX);
+        i32::try_from(seconds.max(MIN_EXPIRATION)).unwrap_or(i32::MAX)
+    });
     let usages = asked.role.usages().map(str::to_owned);
     CertificateSigningRequest {
         metadata: ObjectMeta {
@@ -96,7 +98,7 @@ fn object_for(asked: &Asked<'_>) -> CertificateSigningRequest {
             request: ByteString(asked.request.to_vec()),
             signer_name: asked.role.signer().to_owned(),
             usages: Some(usages.into()),
-            expiration_seconds: Some(seconds),
+            expiration_seconds: seconds,
             ..CertificateSigningRequestSpec::default()
         },
         status: None,

@@ -138,7 +138,7 @@ impl Machine {
         Wanted {
             role: Role::Agent,
             node: NODE.to_owned(),
-            life: LIFE,
+            life: Some(LIFE),
             ca: self.directory.path().join("ca.pem"),
             directory: self.directory.path().join("identity"),
         }

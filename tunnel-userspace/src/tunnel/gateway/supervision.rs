@@ -13,7 +13,7 @@ use tunnel_common::reason::Reason;
 
 use super::Shared;
 use crate::{
-    identity::{Peer, Role, describe},
+    identity::{Peer, Role, clock, describe},
     tunnel::{
         access::AccessRules, http2::ClientConnection, peer_certificates::PeerCertificates,
         traffic::Traffic,
@@ -26,27 +26,29 @@ const RESET_TIMEOUT: Duration = Duration::from_millis(500);
 const RESET_DELAY: Duration = Duration::from_millis(20);
 /// The time limit for sending the last bytes of streams that have ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// The interval between checks whether two machines use a node's certificate.
-const SHARING_INTERVAL: Duration = Duration::from_secs(15);
+/// The interval between checks whether two machines use a node's certificate, and whether it is renewed in time.
+const REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Reports if two machines use the node's certificate. Returns an error once the agent's certificate is no longer
+/// Reports if two machines use the node's certificate, or if it has not been renewed in time. Returns an error once the agent's certificate is no longer
 /// valid.
 pub(super) async fn supervise(
     shared: &Shared,
     node: &Arc<str>,
     certificates: &PeerCertificates,
 ) -> String {
-    let report_sharing = async {
-        let mut interval = interval(SHARING_INTERVAL);
+    let report = async {
+        let mut interval = interval(REPORT_INTERVAL);
         loop {
             interval.tick().await;
             shared.sessions.report_shared_certificate(node);
+            let problem = certificates.lateness(clock::now());
+            shared.sessions.warn_of_certificate(node, problem);
         }
     };
     let identity = shared.identity.clone();
     let error = tokio::select! {
         error = certificates.rejected(identity, Role::Agent) => describe(&error),
-        () = report_sharing => String::new(),
+        () = report => String::new(),
     };
     let error = format!("the agent's certificate is no longer valid: {error}");
     shared

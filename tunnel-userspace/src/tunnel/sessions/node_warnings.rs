@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tunnel_common::reason::Reason;
 
+use super::{SessionLimit, Sessions};
 use crate::model::ObjectWarning;
 
 /// The time after which a warning that is not repeated is dropped.
@@ -64,6 +65,26 @@ impl NodeWarnings {
                 ObjectWarning::for_node(node, *reason, text.clone())
             });
             self.published.send_replace(all.collect());
+        }
+    }
+}
+
+impl Sessions {
+    /// Warns that a node's session was refused, unless the limit is that of the gateway.
+    pub(in crate::tunnel) fn warn_of_session_limit(&self, node: &Arc<str>, limit: SessionLimit) {
+        if matches!(limit, SessionLimit::Node | SessionLimit::Source) {
+            let text = format!("the gateway refuses further sessions: {limit}");
+            let now = Timestamp::now();
+            self.warnings.add(node, Reason::SessionLimit, text, now);
+        }
+    }
+
+    /// Warns that a certificate of a node, its agent's or its gateway's, has not been renewed, or that it has.
+    pub(crate) fn warn_of_certificate(&self, node: &Arc<str>, problem: Option<String>) {
+        let reason = Reason::CertificateNotRenewed;
+        match problem {
+            Some(text) => self.warnings.add(node, reason, text, Timestamp::now()),
+            None => self.warnings.remove(node, reason),
         }
     }
 }

@@ -4,7 +4,10 @@
 mod api_server_outage;
 mod attachment;
 mod audit_log;
+mod certificate_requests;
+mod certificates;
 mod connected_udp;
+mod controller;
 mod edge_commands;
 mod events;
 mod gateway_restart;
@@ -47,7 +50,7 @@ pub(crate) struct Spec {
 }
 
 /// All tests, in the order in which they run.
-pub(crate) const ALL: [Spec; 15] = [
+pub(crate) const ALL: [Spec; 21] = [
     spec(
         "pods on all nodes resolve names over UDP and TCP and reach the API server",
         Requirement::AnyProxy,
@@ -112,6 +115,36 @@ pub(crate) const ALL: [Spec; 15] = [
         "a rollout of the only gateway under an open kubectl exec refuses connects to the edge for at most 2 s",
         Requirement::Tunnel,
         gateway_restart::refuses_connects_briefly,
+    ),
+    spec(
+        "a kubelet cannot give its node the labels that pods of gateways and controllers need",
+        Requirement::Culvert,
+        certificates::gateways_need_labels_that_a_kubelet_cannot_set,
+    ),
+    spec(
+        "a request that breaks a rule, such as one for another node, is denied, reported on the Node, and counted",
+        Requirement::Culvert,
+        certificate_requests::are_denied,
+    ),
+    spec(
+        "certificates of 20 s are renewed five times while kubectl exec and kubectl logs -f stay open",
+        Requirement::Tunnel,
+        certificates::are_renewed_under_open_commands,
+    ),
+    spec(
+        "a minute without controllers and a change of the CA cut no open command",
+        Requirement::Tunnel,
+        certificates::survive_controllers_and_a_ca,
+    ),
+    spec(
+        "the sessions of a Node that is deleted end after 5 s (missingNodeTimeout)",
+        Requirement::Tunnel,
+        certificates::end_with_their_node,
+    ),
+    spec(
+        "an edge node that joins gets a certificate and is reached",
+        Requirement::Tunnel,
+        certificates::are_given_to_a_node_that_joins,
     ),
     spec(
         "no connection fails during a minute without the API server in which the daemons restart",

@@ -7,6 +7,7 @@
 
 pub mod address;
 pub mod admin;
+pub mod certificate_request;
 pub mod cgroup;
 pub mod clock;
 pub mod culvert_instance;

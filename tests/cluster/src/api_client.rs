@@ -44,18 +44,25 @@ impl ApiClient {
         })
     }
 
+    /// Returns an object.
+    pub fn get(&mut self, path: &str) -> Result<String> {
+        self.request("GET", path, "application/json", "")
+    }
+
     /// Creates an object.
     pub fn post(&mut self, path: &str, body: &str) -> Result<()> {
         self.request("POST", path, "application/json", body)
+            .map(drop)
     }
 
     /// Changes an object with a JSON merge patch (RFC 7386).
     pub fn patch(&mut self, path: &str, body: &str) -> Result<()> {
         self.request("PATCH", path, "application/merge-patch+json", body)
+            .map(drop)
     }
 
-    /// Sends a request. Returns an error unless the response's status is 2xx.
-    fn request(&mut self, method: &str, path: &str, kind: &str, body: &str) -> Result<()> {
+    /// Sends a request, and returns the body of the response. Returns an error unless the response's status is 2xx.
+    fn request(&mut self, method: &str, path: &str, kind: &str, body: &str) -> Result<String> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
             self.host,
@@ -70,6 +77,6 @@ impl ApiClient {
             (200..300).contains(&status),
             "{method} {path}: status {status}: {body}"
         );
-        Ok(())
+        Ok(body)
     }
 }

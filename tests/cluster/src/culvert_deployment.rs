@@ -85,6 +85,14 @@ fn fill_in(manifests: &Path, nodes: &[Node], includes_pod_links: bool) -> Result
             Ok(text.replace(placeholder, &cloud))
         })?;
     }
+    edit_file(&manifests.join(CONFIGS[0]), |text| {
+        let gateway = "  gateway: {}\n";
+        ensure!(
+            text.contains(gateway),
+            "the file does not contain {gateway}"
+        );
+        Ok(text.replace(gateway, "  gateway: { missingNodeTimeout: 5s }\n"))
+    })?;
     let first = nodes.first().context("the cluster has no node")?;
     for name in CONFIGS {
         let settings = additional_settings(first, includes_pod_links);

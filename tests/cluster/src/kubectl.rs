@@ -80,6 +80,14 @@ impl Kubectl {
         self.host.command(&command).log(file).start()
     }
 
+    /// Writes objects to a file, and returns its path.
+    fn write(&self, objects: &str) -> Result<String> {
+        let number = self.next_file.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("{number}.yaml"));
+        fs::write(&path, objects)?;
+        Ok(path.display().to_string())
+    }
+
     fn command(&self, arguments: &[&str]) -> Vec<String> {
         let mut command = vec![
             self.program.clone(),
@@ -92,13 +100,18 @@ impl Kubectl {
 
     /// Applies objects given as YAML.
     pub fn apply(&self, objects: &str) -> Result<()> {
-        let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-        let path = self.directory.join(format!("{number}.yaml"));
-        fs::write(&path, objects)?;
-        let path = path.display().to_string();
+        let path = self.write(objects)?;
         self.run(&["apply", "-f", &path])
             .map(drop)
             .with_context(|| format!("cannot apply\n{objects}"))
+    }
+
+    /// Creates an object, given as YAML, with further options, such as the user to impersonate.
+    pub fn create_as(&self, object: &str, options: &[String]) -> Result<()> {
+        let path = self.write(object)?;
+        let options = options.iter().map(String::as_str);
+        let arguments: Vec<_> = ["create", "-f", &path].into_iter().chain(options).collect();
+        self.run(&arguments).map(drop)
     }
 
     /// Waits until an object's condition is true. The object need not exist yet.

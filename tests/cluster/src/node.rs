@@ -215,6 +215,12 @@ impl Node {
         self.own_directory("/var/lib/culvert")
     }
 
+    /// Returns the state directory of Culvert's agent on this node.
+    #[must_use]
+    pub fn agent_state_directory(&self) -> PathBuf {
+        self.own_directory("/var/lib/culvert-agent")
+    }
+
     /// Sends a GET request for a path to Culvert's admin socket on this node.
     pub fn get_from_daemon(&self, path: &str) -> Result<admin::Response> {
         admin::get(&self.state_directory().join("admin.sock"), path)
@@ -335,7 +341,7 @@ impl Node {
     }
 
     /// Returns the kubelet's configuration. It disables image garbage collection, since deleted images can't
-    /// be pulled again.
+    /// be pulled again, and updates the contents of volumes more often than every minute.
     fn kubelet_config(&self, shared: &SharedParts) -> String {
         let Self {
             name,
@@ -369,7 +375,8 @@ impl Node {
              imageGCLowThresholdPercent: 99\n\
              imageMinimumGCAge: 24h\n\
              enforceNodeAllocatable: [pods]\n\
-             nodeStatusUpdateFrequency: 5s\n",
+             nodeStatusUpdateFrequency: 5s\n\
+             syncFrequency: 10s\n",
             ca = pki("ca.crt"),
             cert = pki(&format!("kubelet-{name}.crt")),
             key = pki(&format!("kubelet-{name}.key")),

@@ -6,6 +6,7 @@
 //! - `cluster`: the objects that are read and written
 //! - `ca_keeper`: makes the changes of the CA
 //! - `kube_cluster`: the objects on the API server
+//! - `queue`: the requests that wait
 //! - `requests`: handles a request
 //! - `watch`: follows the requests on the API server
 //! - `run`: runs all of it
@@ -14,6 +15,7 @@ pub mod ca_keeper;
 pub mod ca_state;
 pub mod cluster;
 mod kube_cluster;
+mod queue;
 pub mod requests;
 pub mod run;
 pub mod table;

@@ -17,8 +17,6 @@ use crate::{controller::ControllerState, identity::DenyListReceiver, listen::Unb
 pub struct ControllerViews {
     /// The state of requests and of the CA.
     pub state: watch::Receiver<ControllerState>,
-    /// The reason why the requests on the API server can't be followed.
-    pub problem: watch::Receiver<Option<String>>,
     /// The deny list, if there is one.
     pub deny_list: Option<DenyListReceiver>,
     /// The ports that are not bound yet, each with the error from the last attempt.
@@ -27,8 +25,10 @@ pub struct ControllerViews {
 
 impl ControllerViews {
     fn readiness(&self) -> Readiness {
-        let mut reasons: Vec<String> = self.problem.borrow().iter().cloned().collect();
         let state = self.state.borrow().clone();
+        let unfollowed = state.unfollowed.iter();
+        let unfollowed = unfollowed.map(|(signer, problem)| format!("{signer}: {problem}"));
+        let mut reasons: Vec<String> = unfollowed.collect();
         reasons.extend(state.ca_problem);
         if state.deny_list_missing {
             reasons.push("no request is handled before controller.denyFile is valid".to_owned());

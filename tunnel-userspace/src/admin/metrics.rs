@@ -7,7 +7,7 @@ mod service_ports;
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use hyper::{Response, StatusCode};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text::encode},
@@ -386,8 +386,20 @@ fn encode_sessions(out: &mut MetricsEncoder<'_>, nodes: &[NodeView]) -> fmt::Res
     out.gauge("culvert_tunnel_sessions", help, number(sessions().count()))?;
     let streams: u32 = sessions().map(|session| session.traffic.streams).sum();
     let help = "Open streams";
-    out.gauge("culvert_tunnel_streams", help, streams)
+    out.gauge("culvert_tunnel_streams", help, streams)?;
+    let now = Timestamp::now();
+    let expiring = EXPIRING_WITHIN.map(|(label, hours)| {
+        let end = now.saturating_add(SignedDuration::from_hours(hours));
+        let end = end.unwrap_or(Timestamp::MAX);
+        let expiring = sessions().filter(|session| session.certificate_expires <= end);
+        ([("within", label)], number(expiring.count()))
+    });
+    let help = "Sessions whose agents' certificates expire within a time";
+    out.gauges("culvert_tunnel_sessions_expiring", help, expiring)
 }
+
+/// The times within which certificates are counted as expiring, in hours.
+const EXPIRING_WITHIN: [(&str, i64); 4] = [("1h", 1), ("1d", 24), ("7d", 7 * 24), ("30d", 30 * 24)];
 
 #[cfg(test)]
 mod tests;

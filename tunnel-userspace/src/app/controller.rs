@@ -34,13 +34,9 @@ pub async fn controller(config: Config) -> Result<(), RoleError> {
         tasks.start("deny list", store.run(tasks.draining()));
         deny_list
     });
-    let (state, problem) = (
-        watch::Sender::new(ControllerState::default()),
-        watch::Sender::new(Some("waiting for the API server".to_owned())),
-    );
+    let state = watch::Sender::new(ControllerState::new());
     let views = ControllerViews {
         state: state.subscribe(),
-        problem: problem.subscribe(),
         deny_list: deny_list.clone(),
         unbound_ports: watch::Sender::default(),
     };
@@ -54,7 +50,6 @@ pub async fn controller(config: Config) -> Result<(), RoleError> {
         settings,
         deny_list.unwrap_or_default(),
         state,
-        problem,
         tasks.draining(),
     );
     tasks.start("controller", running);

@@ -1,16 +1,12 @@
 //! Runs the controller: keeps the CA, and handles requests one after another.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::{Api, Client};
 use tokio::{
-    sync::{Notify, watch},
+    sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tracing::warn;
@@ -19,19 +15,18 @@ use super::{
     ca_keeper,
     cluster::Cluster,
     kube_cluster::KubeCluster,
+    queue::{Queue, RETRY_DELAY},
     requests::{self, Outcome, RequestSettings},
     watch as request_watch,
 };
 use crate::{
     drain,
     error_chain::chain,
-    identity::{DenyListReceiver, Role, request::MAX_REQUEST},
+    identity::{DenyListReceiver, Role},
 };
 
 /// The interval between two looks at the CA.
 const CA_INTERVAL: Duration = Duration::from_secs(30);
-/// The delay before a request is handled again whose handling has failed.
-const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The settings for the controller.
 #[derive(Clone, Debug)]
@@ -63,77 +58,19 @@ pub struct ControllerState {
     pub ca_problem: Option<String>,
     /// True if no request is handled, because the deny list has never been valid.
     pub deny_list_missing: bool,
+    /// The reason why the requests for a signer can't be followed, by signer.
+    pub unfollowed: BTreeMap<&'static str, String>,
 }
 
-/// A request that waits.
-struct Waiting {
-    request: CertificateSigningRequest,
-    /// Its place in the queue.
-    place: u64,
-    /// The time before which it is not handled.
-    due: Instant,
-}
-
-/// The requests that wait, by their names. A newer version of a request takes the place of an older one, so there are at most as
-/// many as the API server has.
-#[derive(Default)]
-struct Queue {
-    waiting: Mutex<(u64, HashMap<String, Waiting>)>,
-    changed: Notify,
-}
-
-impl Queue {
-    /// Adds or replaces a request. One that is done, or has been deleted, is removed.
-    fn push(&self, mut request: CertificateSigningRequest, is_deleted: bool) {
-        let name = request.metadata.name.clone().unwrap_or_default();
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, waiting) = &mut *waiting;
-        if is_deleted || requests::is_done(&request) {
-            waiting.remove(&name);
-            return;
+impl ControllerState {
+    /// Creates the state before the first requests to the API server.
+    #[must_use]
+    pub fn new() -> Self {
+        let waiting = |role: Role| (role.signer(), "waiting for the API server".to_owned());
+        Self {
+            unfollowed: [Role::Agent, Role::Gateway].map(waiting).into(),
+            ..Self::default()
         }
-        // The API server keeps the field, whatever a write contains, and a larger request is denied.
-        request.spec.request.0.truncate(MAX_REQUEST + 1);
-        request.metadata.managed_fields = None;
-        *next += 1;
-        let place = waiting.get(&name).map_or(*next, |older| older.place);
-        let due = Instant::now();
-        waiting.insert(
-            name,
-            Waiting {
-                request,
-                place,
-                due,
-            },
-        );
-        self.changed.notify_one();
-    }
-
-    /// Puts back a request whose handling has failed, unless there is a newer version of it.
-    fn put_back(&self, request: CertificateSigningRequest) {
-        let name = request.metadata.name.clone().unwrap_or_default();
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, waiting) = &mut *waiting;
-        *next += 1;
-        let (place, due) = (*next, Instant::now() + RETRY_DELAY);
-        let entry = waiting.entry(name);
-        entry.or_insert(Waiting {
-            request,
-            place,
-            due,
-        });
-    }
-
-    /// Removes the request that has waited the longest, and returns it and the number of the others.
-    fn pop(&self) -> (Option<CertificateSigningRequest>, usize) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, waiting) = &mut *waiting;
-        let now = Instant::now();
-        let due = waiting.iter().filter(|(_, it)| it.due <= now);
-        let first = due.min_by_key(|(_, it)| it.place);
-        let name = first.map(|(name, _)| name.clone());
-        let request = name.and_then(|name| waiting.remove(&name));
-        (request.map(|it| it.request), waiting.len())
     }
 }
 
@@ -143,7 +80,6 @@ pub async fn run(
     settings: Settings,
     deny_list: DenyListReceiver,
     state: watch::Sender<ControllerState>,
-    problem: watch::Sender<Option<String>>,
     draining: watch::Receiver<bool>,
 ) {
     let (namespace, instance) = (settings.namespace.clone(), settings.instance.clone());
@@ -152,7 +88,7 @@ pub async fn run(
     let follow = |role: Role| {
         let api = Api::<CertificateSigningRequest>::all(client.clone());
         let handle = |request, is_deleted| queue.push(request, is_deleted);
-        request_watch::follow(api, role.signer(), handle, &problem, draining.clone())
+        request_watch::follow(api, role.signer(), handle, &state, draining.clone())
     };
     let (agents, gateways) = (follow(Role::Agent), follow(Role::Gateway));
     let handling = handle_all(

@@ -17,7 +17,7 @@ const MAX_MESSAGE: usize = 800;
 
 /// The keys in `spec.extra` under which the API server names the Node of a pod whose token was used (Kubernetes
 /// `staging/src/k8s.io/apiserver/pkg/authentication/serviceaccount/util.go`).
-const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+pub(super) const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const NODE_UID: &str = "authentication.kubernetes.io/node-uid";
 
 /// The prefix of a kubelet's user name, and its group.

@@ -12,6 +12,7 @@ use kube::{
 use tokio::{sync::watch, time::sleep};
 use tracing::warn;
 
+use super::run::ControllerState;
 use crate::{drain, error_chain::chain};
 
 /// The number of requests in a page of a list. The API server accepts requests of up to a megabyte.
@@ -31,33 +32,38 @@ enum WatchError {
     Status(Box<Status>),
 }
 
-/// Follows the requests of a signer until the drain begins. `problem` says why they can't be followed.
+/// Follows the requests of a signer until the drain begins. The state says why they can't be followed.
 pub(super) async fn follow(
     api: Api<CertificateSigningRequest>,
-    signer: &str,
+    signer: &'static str,
     handle: impl Fn(CertificateSigningRequest, bool) + Send + Sync,
-    problem: &watch::Sender<Option<String>>,
+    state: &watch::Sender<ControllerState>,
     mut draining: watch::Receiver<bool>,
 ) {
     let fields = format!("spec.signerName={signer}");
+    let is_listed = || {
+        state.send_if_modified(|state| state.unfollowed.remove(signer).is_some());
+    };
     let mut delay = FIRST_DELAY;
     loop {
         let ended = tokio::select! {
             biased;
             () = drain::begun(&mut draining) => return,
-            ended = list_and_watch(&api, &fields, &handle, problem) => ended,
+            ended = list_and_watch(&api, &fields, &handle, is_listed) => ended,
         };
         match ended {
             Ok(()) => delay = FIRST_DELAY,
             // The version was too old.
             Err(WatchError::Status(status)) if status.code == 410 => {}
             Err(error) => {
-                let problem_text = chain(&error);
+                let problem = chain(&error);
                 warn!(
-                    problem = problem_text,
+                    problem,
                     signer, "cannot follow the requests for certificates"
                 );
-                problem.send_replace(Some(problem_text));
+                state.send_modify(|state| {
+                    state.unfollowed.insert(signer, problem);
+                });
             }
         }
         tokio::select! {
@@ -73,7 +79,7 @@ async fn list_and_watch(
     api: &Api<CertificateSigningRequest>,
     fields: &str,
     handle: &(impl Fn(CertificateSigningRequest, bool) + Send + Sync),
-    problem: &watch::Sender<Option<String>>,
+    is_listed: impl Fn() + Send,
 ) -> Result<(), WatchError> {
     let mut params = ListParams::default().fields(fields).limit(PAGE);
     let version = loop {
@@ -86,14 +92,15 @@ async fn list_and_watch(
             None => break page.metadata.resource_version.unwrap_or_default(),
         }
     };
-    problem.send_replace(None);
+    is_listed();
     let params = WatchParams::default().fields(fields).timeout(WATCH_SECONDS);
     let events = api.watch(&params, &version).await?;
     pin_mut!(events);
     while let Some(event) = events.next().await {
         match event? {
             WatchEvent::Added(request) | WatchEvent::Modified(request) => handle(request, false),
-            WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
+            WatchEvent::Deleted(request) => handle(request, true),
+            WatchEvent::Bookmark(_) => {}
             WatchEvent::Error(status) => return Err(WatchError::Status(status)),
         }
     }

@@ -237,8 +237,10 @@ reasons! {
         DescriptorLimit = 72, "descriptor_limit", "refused: the process may not open more files (RLIMIT_NOFILE)";
         /// Refused or reset: the tunnel's memory for bytes that wait for slow receivers is used up.
         MemoryLimit = 73, "memory_limit", "refused or reset: bytes that wait for slow receivers use up tunnel.session.maxBufferedBytes";
-        /// The certificate of a gateway or agent should have been renewed an hour ago.
-        CertificateNotRenewed = 74, "certificate_not_renewed", "a certificate has not been renewed in time";
+        /// The certificate of an agent should have been renewed an hour ago.
+        CertificateNotRenewed = 74, "certificate_not_renewed", "the certificate of an agent has not been renewed in time";
+        /// The requests for a gateway's certificate have been without success for an hour.
+        CertificateRequestFailed = 75, "certificate_request_failed", "the gateway has got no certificate for an hour";
     }
 }
 

@@ -70,6 +70,13 @@ impl MinimalCluster {
         ApiClient::connect(self.shared.network.cloud(), server, &self.shared.pki)
     }
 
+    /// Returns the path of a new kubeconfig for the kubelet of a node.
+    pub fn kubelet_kubeconfig(&self, node: &str) -> Result<String> {
+        let user = format!("system:node:{node}");
+        self.shared.pki.write_user(node, &user, "system:nodes")?;
+        Ok(self.shared.pki.file(&format!("{node}.kubeconfig")))
+    }
+
     /// Returns the path of the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> String {

@@ -36,6 +36,7 @@ const API_SERVER_ADDRESSES: [&str; 3] = ["127.0.0.1", "10.96.0.1", "fd00:10:96::
 #[derive(Debug)]
 pub(super) struct Pki {
     directory: PathBuf,
+    authority: Authority,
 }
 
 impl Pki {
@@ -45,8 +46,9 @@ impl Pki {
             .with_context(|| format!("cannot create {}", directory.display()))?;
         let pki = Self {
             directory: directory.to_owned(),
+            authority: Authority::new("cluster")?,
         };
-        let authority = Authority::new("cluster")?;
+        let authority = &pki.authority;
         pki.write("ca.crt", &authority.pem())?;
         pki.write("ca.key", &authority.key_pem())?;
         let [private, public] = pki::key_pair()?;
@@ -63,10 +65,10 @@ impl Pki {
             let key = authority.named_server(&[name], &network::ip_addresses(number)?)?;
             pki.write_key(&format!("kubelet-{name}"), &key)?;
             let user = format!("system:node:{name}");
-            pki.write_user(&authority, name, &user, "system:nodes")?;
+            pki.write_user(name, &user, "system:nodes")?;
         }
         for (stem, user, group) in USERS {
-            pki.write_user(&authority, stem, user, group)?;
+            pki.write_user(stem, user, group)?;
         }
         Ok(pki)
     }
@@ -88,8 +90,11 @@ impl Pki {
     }
 
     /// Writes a user's certificate, key and kubeconfig.
-    fn write_user(&self, authority: &Authority, stem: &str, user: &str, group: &str) -> Result<()> {
-        self.write_key(stem, &authority.client(user, group, Validity::Current)?)?;
+    pub(super) fn write_user(&self, stem: &str, user: &str, group: &str) -> Result<()> {
+        self.write_key(
+            stem,
+            &self.authority.client(user, group, Validity::Current)?,
+        )?;
         self.write(&format!("{stem}.kubeconfig"), &self.kubeconfig(stem))
     }
 

@@ -135,6 +135,7 @@ pub(super) fn are_given_to_a_node_that_joins(fixture: &Fixture<'_>) -> Result<()
         let [_, edge] = ends(fixture)?;
         let kubectl = fixture.kubectl();
         let uid = kubectl.run(&["get", "node", name, "-o", "jsonpath={.metadata.uid}"])?;
+        let before: BTreeSet<String> = requests(fixture)?.iter().map(name_of).collect();
         fs::remove_dir_all(edge.agent_state_directory().join("identity"))?;
         let label = "app.kubernetes.io/name=culvert-agent";
         kubectl.run(&["-n", "kube-system", "delete", "pod", "-l", label])?;
@@ -142,7 +143,8 @@ pub(super) fn are_given_to_a_node_that_joins(fixture: &Fixture<'_>) -> Result<()
             requests(fixture).is_ok_and(|all| {
                 all.iter().any(|it| {
                     let bound = &it["spec"]["extra"]["authentication.kubernetes.io/node-uid"][0];
-                    bound == &uid && !it["status"]["certificate"].is_null()
+                    let is_new = !before.contains(&name_of(it));
+                    is_new && bound == &uid && !it["status"]["certificate"].is_null()
                 })
             })
         };
@@ -221,6 +223,10 @@ fn requests(fixture: &Fixture<'_>) -> Result<Vec<Value>> {
         .as_array_mut()
         .map(std::mem::take)
         .unwrap_or_default())
+}
+
+fn name_of(object: &Value) -> String {
+    object["metadata"]["name"].to_string()
 }
 
 /// Returns how many certificates each of [`REQUESTERS`] has got.

@@ -213,9 +213,9 @@ async fn warn_of_requests(
         let request = identity.state().request.unwrap_or_default();
         if let Some(problem) = request.lasting_problem(clock::now()) {
             let text = format!("the gateway has got no certificate for an hour: {problem}");
-            sessions.warn_of_certificate(&node, Some(text));
+            sessions.warn_of_requests(&node, Some(text));
         } else if request.problem.is_none() {
-            sessions.warn_of_certificate(&node, None);
+            sessions.warn_of_requests(&node, None);
         }
         tokio::select! {
             () = sleep(WARNING_INTERVAL) => {}

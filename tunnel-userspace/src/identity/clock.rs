@@ -4,12 +4,13 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::{Mutex, const_mutex};
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::key_directory;
 
@@ -25,8 +26,8 @@ pub fn large_skew(seconds: Option<f64>) -> Option<f64> {
     seconds.filter(|seconds| seconds.abs() > MAX_SKEW.as_secs_f64())
 }
 
-/// The shortest interval between two writes of the time.
-const WRITE_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
+/// The interval between two writes of the time, which flash memory bears for years.
+const WRITE_INTERVAL: Duration = Duration::from_mins(10);
 
 /// The name of the file in the state directory.
 const FILE: &str = "last-time";
@@ -39,7 +40,7 @@ static CLOCK: Mutex<Clock> = const_mutex(Clock {
     earliest: None,
     file: None,
     confirmed: None,
-    written: None,
+    tried: None,
 });
 
 /// The state of the clock.
@@ -47,12 +48,13 @@ static CLOCK: Mutex<Clock> = const_mutex(Clock {
 struct Clock {
     /// The difference to the machine's clock, for tests.
     shift: SignedDuration,
-    /// The last time that was written down by an earlier process, and when this process read it.
+    /// A time that has been true, and when: the release, what an earlier process wrote down, or what this one did.
     earliest: Option<(Timestamp, Instant)>,
     file: Option<PathBuf>,
-    /// The last time that another machine has confirmed, unless it has been written down.
-    confirmed: Option<Timestamp>,
-    written: Option<Timestamp>,
+    /// The last time that another machine has confirmed, and when.
+    confirmed: Option<(Timestamp, Instant)>,
+    /// The time of the last try to write.
+    tried: Option<Instant>,
 }
 
 impl Clock {
@@ -63,11 +65,14 @@ impl Clock {
     }
 
     fn now(&self) -> Timestamp {
-        let earliest = self.earliest.map_or(RELEASED, |(earliest, read)| {
-            earliest.saturating_add(read.elapsed()).unwrap_or(earliest)
-        });
+        let earliest = self.earliest.map_or(RELEASED, since);
         self.of_machine().max(earliest)
     }
+}
+
+/// Returns the time now that follows from a time in the past.
+fn since((time, at): (Timestamp, Instant)) -> Timestamp {
+    time.saturating_add(at.elapsed()).unwrap_or(time)
 }
 
 /// Returns the time as of which certificates are verified: that of the machine's clock, but never earlier than this release, nor
@@ -81,6 +86,15 @@ pub fn now() -> Timestamp {
 #[must_use]
 pub fn of_machine() -> Timestamp {
     CLOCK.lock().of_machine()
+}
+
+/// Describes the time as of which a certificate was verified.
+pub(super) fn describe(now: Timestamp) -> String {
+    let machine = of_machine();
+    if now.duration_since(machine).abs() <= MAX_SKEW || problem().is_none() {
+        return format!("this machine's clock says {now:.0}");
+    }
+    format!("this machine's clock says {machine:.0}, but it was verified as of {now:.0}")
 }
 
 /// Returns a description of the clocks if the machine's clock shows a time that can't be true.
@@ -101,6 +115,7 @@ pub fn open(directory: &Path) {
     let file = directory.join(FILE);
     let read = fs::read_to_string(&file);
     let mut clock = CLOCK.lock();
+    clock.earliest = Some((RELEASED, Instant::now()));
     match read.map(|text| text.trim().parse::<Timestamp>()) {
         Ok(Ok(earliest)) => {
             clock.earliest = Some((earliest.max(RELEASED), Instant::now()));
@@ -124,28 +139,27 @@ pub fn confirm(other: Timestamp) {
     let mut clock = CLOCK.lock();
     let now = clock.now();
     if now.duration_since(other).abs() <= MAX_SKEW {
-        clock.confirmed = Some(now);
+        clock.confirmed = Some((now, Instant::now()));
     }
 }
 
-/// Writes down the last time that another machine has confirmed, once a minute. Blocks.
+/// Writes down the time that follows from the last one that another machine has confirmed, every ten minutes. Blocks.
 pub(super) fn write_down() {
     let mut clock = CLOCK.lock();
-    let written = clock.written;
-    let is_due = |now: &Timestamp| {
-        written.is_none_or(|written| now.duration_since(written).abs() >= WRITE_INTERVAL)
-    };
-    let (Some(now), Some(file)) = (
-        clock.confirmed.take_if(|now| is_due(now)),
-        clock.file.clone(),
-    ) else {
+    let is_due = |tried: Instant| tried.elapsed() >= WRITE_INTERVAL;
+    let (Some(confirmed), Some(file)) = (clock.confirmed, clock.file.clone()) else {
         return;
     };
-    clock.written = Some(now);
+    if !clock.tried.is_none_or(is_due) {
+        return;
+    }
+    clock.tried = Some(Instant::now());
     drop(clock);
+    let now = since(confirmed);
     let text = format!("{now:.0}\n").into_bytes();
-    if let Err(error) = key_directory::replace_files(&[(file, text, MODE)]) {
-        debug!(%error, "cannot write the time down");
+    match key_directory::replace_files(&[(file, text, MODE)]) {
+        Ok(()) => CLOCK.lock().earliest = Some((now, Instant::now())),
+        Err(error) => warn!(%error, "cannot write the time down"),
     }
 }
 
@@ -164,7 +178,7 @@ mod tests {
             earliest: earliest.map(|earliest| (earliest, Instant::now())),
             file: None,
             confirmed: None,
-            written: None,
+            tried: None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use jiff::Timestamp;
 
-use super::{Role, pem_files};
+use super::{Role, clock, pem_files};
 
 /// The error for an invalid certificate or key file.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +70,7 @@ pub enum FileProblem {
     #[error("contains a private key that can't be used: {0}")]
     UnusableKey(String),
     /// The certificate has expired.
-    #[error("expired on {at}, and this machine's clock says {now:.0}; replace it by a valid one")]
+    #[error("expired on {at}, and {}; replace it by a valid one", clock::describe(*now))]
     Expired {
         /// The time when the certificate expired.
         at: Timestamp,
@@ -78,7 +78,7 @@ pub enum FileProblem {
         now: Timestamp,
     },
     /// The certificate is not valid yet.
-    #[error("is not valid before {from}, and this machine's clock says {now:.0}; check the clock")]
+    #[error("is not valid before {from}, and {}; check the clock", clock::describe(*now))]
     NotYetValid {
         /// The time when the certificate becomes valid.
         from: Timestamp,

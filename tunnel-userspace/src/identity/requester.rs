@@ -16,7 +16,7 @@ use tracing::{error, info};
 
 pub use self::api::{ApiError, Asked, KubeApi, RequestApi, State};
 use self::on_disk::{Current, NotInstalled, OnDisk, Pending};
-use super::{IdentityFiles, Role};
+use super::{IdentityFiles, Role, clock};
 use crate::drain;
 
 /// The longest interval between two looks at the wall clock, which may be set at any time.
@@ -27,6 +27,9 @@ const MIN_INTERVAL: Duration = Duration::from_millis(200);
 /// The bounds of the delay between two tries. For short lives, the first delays are shorter.
 const FIRST_DELAY: Duration = Duration::from_secs(5);
 const MAX_DELAY: Duration = Duration::from_secs(300);
+
+/// The problem if a certificate that has just been issued must be renewed already.
+const CLOCK_AHEAD: &str = "the clock of this machine is so far ahead of the controller's that a new certificate must be renewed at once";
 
 /// The life of a certificate that is not known yet.
 const DEFAULT_LIFE: Duration = Duration::from_hours(30 * 24);
@@ -156,6 +159,14 @@ impl<A: RequestApi> Requester<A> {
     async fn look(&mut self) -> Duration {
         let now = (self.clock)();
         let current = self.on_disk.current(now);
+        if let Err(error) = &current
+            && error.path == self.wanted.ca
+            && self.on_disk.has_certificate()
+        {
+            // The certificate may be good, and another one could not be used either.
+            self.fail_with_error(now, &error.to_string());
+            return interval_for(self.wanted.life.unwrap_or(DEFAULT_LIFE));
+        }
         let life = current.as_ref().map(Current::life).ok();
         let life = life.or(self.wanted.life).unwrap_or(DEFAULT_LIFE);
         if let Ok(current) = &current {
@@ -177,6 +188,15 @@ impl<A: RequestApi> Requester<A> {
         }
         match self.try_once(now).await {
             Ok(Try::Received) => {
+                let received = self.on_disk.current(now);
+                if let Ok(received) = received
+                    && received.renew_at() <= now
+                {
+                    // The next one would be no better, and have no end.
+                    self.state.send_modify(|state| state.received += 1);
+                    self.fail_with_error(now, CLOCK_AHEAD);
+                    return self.next_delay(received.life());
+                }
                 self.succeed();
                 // The next look finds how long the new one lives.
                 return MIN_INTERVAL;
@@ -222,8 +242,12 @@ impl<A: RequestApi> Requester<A> {
     /// Writes a certificate that was received, if all files together are valid.
     fn install(&self, pending: &Pending, certificate: &[u8], now: Timestamp) -> Try {
         match self.on_disk.install(pending, certificate, now) {
-            Ok(expires) => {
+            Ok(Current {
+                issued, expires, ..
+            }) => {
                 info!(node = self.wanted.node, %expires, "a certificate was received");
+                // It was issued a moment ago, by the controller's clock.
+                clock::confirm(issued);
                 Try::Received
             }
             Err(NotInstalled::Useless(problem)) => Try::Refused(format!(

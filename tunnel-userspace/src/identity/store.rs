@@ -120,7 +120,7 @@ impl CertificateReceiver {
         role: Role,
     ) -> rustls::Error {
         let parsed = chain.iter().map(ParsedCertificate::read);
-        let expires = parsed.flatten().map(|parsed| parsed.not_after).min();
+        let ends: Vec<Timestamp> = parsed.flatten().map(|parsed| parsed.not_after).collect();
         loop {
             let now = clock::now();
             if let Some(identity) = self.current()
@@ -128,7 +128,9 @@ impl CertificateReceiver {
             {
                 return error;
             }
-            let expires = expires.filter(|expires| now.as_second() <= expires.as_second());
+            // A certificate that has expired already isn't needed, as the verification shows.
+            let to_come = ends.iter().filter(|end| now.as_second() <= end.as_second());
+            let expires = to_come.min().copied();
             tokio::select! {
                 // With thousands of sessions, the verifications are spread over time.
                 () = self.changed() => sleep(MAX_SPREAD.mul_f64(fastrand::f64())).await,

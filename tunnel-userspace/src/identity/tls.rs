@@ -340,24 +340,22 @@ fn unix_time(time: Timestamp) -> UnixTime {
 /// Returns the message of an error. If it is about the dates of a certificate, the message has these and the time of the clock.
 #[must_use]
 pub fn describe(error: &Error) -> String {
-    let text = |time: UnixTime| {
+    let read = |time: UnixTime| {
         let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-        Timestamp::from_second(seconds).map_or_else(|_| "unknown".to_owned(), |it| it.to_string())
+        Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX)
     };
     let Error::InvalidCertificate(problem) = error else {
         return error.to_string();
     };
     let (dates, time) = if let CertificateError::ExpiredContext { time, not_after } = problem {
-        (format!("expired on {}", text(*not_after)), time)
+        (format!("expired on {}", read(*not_after)), time)
     } else if let CertificateError::NotValidYetContext { time, not_before } = problem {
-        (format!("is not valid before {}", text(*not_before)), time)
+        (format!("is not valid before {}", read(*not_before)), time)
     } else {
         return error.to_string();
     };
-    format!(
-        "the peer's certificate {dates}, and this machine's clock says {}",
-        text(*time)
-    )
+    let clock = clock::describe(read(*time));
+    format!("the peer's certificate {dates}, and {clock}")
 }
 
 fn chain_problem(error: &Error, parsed: &ParsedCertificate, ca: &Path) -> FileProblem {

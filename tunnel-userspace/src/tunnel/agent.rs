@@ -2,20 +2,20 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{debug, info, warn};
 
 pub use super::allow_list::is_allowed_target;
 use super::{
     AgentState, CommonSettings, ConnectionState, InvalidAllowedTarget,
-    agent_session::{self, AgentContext, EstablishedSession, SessionEvent, SessionHandle},
+    agent_session::{self, AgentContext, EstablishedSession, Renewal, SessionEvent, SessionHandle},
     allow_list::AllowList,
     backoff::Backoff,
     dial,
@@ -27,9 +27,13 @@ use super::{
 };
 use crate::{drain, duration, error_chain::chain, identity};
 
-/// The maximum number of concurrent sessions in one connection slot: the current session, and earlier ones
-/// that take no new streams, because their gateways are draining or a certificate was renewed.
+/// The number of concurrent sessions in one connection slot, the current one and earlier ones with open streams, from which on
+/// the current one is renewed in place.
 const MAX_SESSIONS_PER_SLOT: usize = 4;
+/// The maximum number of concurrent sessions in one connection slot. Those of both slots are a gateway's limit for an address.
+const MAX_DRAINING_SESSIONS: usize = 8;
+/// The time limit for the gateway to confirm that it has renewed sessions.
+const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The settings for an agent.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -149,6 +153,42 @@ struct CurrentSession {
     events: mpsc::UnboundedReceiver<SessionEvent>,
     renewal: RenewalTimer,
     traffic: Arc<Traffic>,
+    clock_skew: Option<SignedDuration>,
+}
+
+/// The way in which the sessions of a slot were renewed.
+enum Renewed {
+    /// By a session that takes the new streams.
+    By(CurrentSession),
+    /// The current session still takes the new streams, and is renewed again when this timer says so.
+    InPlace(RenewalTimer),
+}
+
+/// Waits until a session ends or its gateway drains, and returns that event.
+async fn end_of(events: &mut mpsc::UnboundedReceiver<SessionEvent>) -> Option<SessionEvent> {
+    loop {
+        match events.recv().await {
+            Some(SessionEvent::Renewed(_)) => {}
+            event => return event,
+        }
+    }
+}
+
+impl CurrentSession {
+    /// Waits until the gateway confirms that this session has renewed another one.
+    async fn confirmed(&mut self, other: &SessionHandle) -> Result<(), String> {
+        let event = timeout(CONFIRMATION_TIMEOUT, self.events.recv()).await;
+        match event {
+            Ok(Some(SessionEvent::Renewed(tokens))) if other.is_in(&tokens) => Ok(()),
+            Ok(Some(SessionEvent::Renewed(_))) => Err(
+                "the gateway does not know the session; does its name lead to several?".to_owned(),
+            ),
+            Ok(Some(SessionEvent::GatewayDrains)) => Err("the gateway drains".to_owned()),
+            Ok(Some(SessionEvent::Ended(error))) => Err(error),
+            Ok(None) => Err("the task of the session panicked".to_owned()),
+            Err(_elapsed) => Err("the gateway does not confirm it".to_owned()),
+        }
+    }
 }
 
 /// The sessions of a slot: the current one, and earlier ones that still have streams.
@@ -166,7 +206,7 @@ impl SlotSessions {
 
     /// Returns true if no other session may be added.
     fn are_full(&self) -> bool {
-        self.tasks.len() >= MAX_SESSIONS_PER_SLOT
+        self.tasks.len() >= MAX_DRAINING_SESSIONS
     }
 
     /// Returns the sessions that have not ended.
@@ -196,7 +236,7 @@ impl ConnectionTask {
             // A faulty gateway may keep draining without ever ending its sessions.
             while sessions.are_full() {
                 let error = format!(
-                    "waiting for one of {MAX_SESSIONS_PER_SLOT} sessions to end, whose gateway drains"
+                    "waiting for one of {MAX_DRAINING_SESSIONS} sessions to end, which take no new streams"
                 );
                 self.set_state(ConnectionState::Backoff, None, Some(error));
                 tokio::select! {
@@ -206,7 +246,7 @@ impl ConnectionTask {
             }
             self.set_state(ConnectionState::Connecting, None, None);
             let result = tokio::select! {
-                result = Box::pin(self.connect(&sessions)) => result,
+                result = Box::pin(self.connect(Renewal::default())) => result,
                 () = drain::begun(&mut draining) => break,
             };
             let mut reconnect_now = false;
@@ -216,6 +256,9 @@ impl ConnectionTask {
                     self.log_event("connected to the gateway");
                     self.set_state(ConnectionState::Connected, None, None);
                     let current = self.start(connected, &mut sessions, &draining);
+                    let state = &self.shared.state;
+                    state.set_clock_skew(self.slot, current.clock_skew);
+                    state.set_traffic(self.slot, Arc::clone(&current.traffic));
                     let begin = draining.clone();
                     let kept = Box::pin(self.keep(current, &mut sessions, &begin));
                     let event = tokio::select! {
@@ -230,7 +273,9 @@ impl ConnectionTask {
                             reconnect_now = backoff.record_drain(uptime);
                         }
                         Some(SessionEvent::Ended(error)) => self.report_failure(error),
-                        None => self.report_failure("the task of the session panicked".to_owned()),
+                        Some(SessionEvent::Renewed(_)) | None => {
+                            self.report_failure("the task of the session panicked".to_owned());
+                        }
                     }
                 }
                 Err(error) => self.report_failure(error),
@@ -249,8 +294,8 @@ impl ConnectionTask {
         while sessions.tasks.join_next().await.is_some() {}
     }
 
-    /// Waits until the agent has a certificate, then dials the gateway and establishes a session, which renews the open ones.
-    async fn connect(&self, sessions: &SlotSessions) -> Result<Connected, String> {
+    /// Waits until the agent has a certificate, then dials the gateway and establishes a session.
+    async fn connect(&self, renewal: Renewal) -> Result<Connected, String> {
         let mut identity = self.identity.clone();
         let own = loop {
             if let Some(own) = identity.current() {
@@ -263,7 +308,7 @@ impl ConnectionTask {
         let mark = self.shared.common.mark;
         let connection = dial::gateway(&self.gateway, mark, &own).await;
         let connection = connection.map_err(|error| chain(&error))?;
-        let established = agent_session::establish(&self.shared, connection, &own, sessions.open());
+        let established = agent_session::establish(&self.shared, connection, &own, renewal);
         let established = Box::pin(established).await?;
         Ok(Connected { own, established })
     }
@@ -279,9 +324,7 @@ impl ConnectionTask {
         let handle = established.handle.clone();
         let renewal = RenewalTimer::new(own, &handle.gateway);
         let traffic = Arc::clone(&established.traffic);
-        let state = &self.shared.state;
-        state.set_clock_skew(self.slot, established.clock_skew());
-        state.set_traffic(self.slot, Arc::clone(&traffic));
+        let clock_skew = established.clock_skew();
         let (event_sender, events) = mpsc::unbounded_channel();
         let session = agent_session::run(
             Arc::clone(&self.shared),
@@ -297,6 +340,7 @@ impl ConnectionTask {
             events,
             renewal,
             traffic,
+            clock_skew,
         }
     }
 
@@ -311,47 +355,83 @@ impl ConnectionTask {
         let mut failures = Backoff::default();
         loop {
             tokio::select! {
-                event = current.events.recv() => return event,
+                event = end_of(&mut current.events) => return event,
                 () = current.renewal.due(&self.identity) => {}
             }
             sessions.forget_ended();
-            // If there are too many sessions with open streams, the current one stays, and is only renewed.
-            let stays = sessions.are_full();
-            match Box::pin(self.connect(sessions)).await {
-                Ok(connected) => {
-                    self.log_event("the session with the gateway was renewed");
-                    let next = self.start(connected, sessions, draining);
-                    if stays {
-                        next.handle.retire();
-                        let traffic = Arc::clone(&current.traffic);
-                        self.shared.state.set_traffic(self.slot, traffic);
-                        current.renewal = next.renewal;
-                    } else {
-                        current.handle.retire();
-                        current = next;
-                    }
-                    failures = Backoff::default();
+            let renewed = tokio::select! {
+                event = end_of(&mut current.events) => return event,
+                renewed = Box::pin(self.renew(&current.handle, sessions, draining)) => renewed,
+            };
+            match renewed {
+                Ok(Renewed::By(next)) => {
+                    current.handle.retire();
+                    current = next;
                 }
+                Ok(Renewed::InPlace(renewal)) => current.renewal = renewal,
                 Err(error) => {
-                    self.log_failure(&error);
-                    let delay = failures.next_delay(fastrand::f64());
-                    current.renewal.postpone(delay);
+                    let error = format!("the session could not be renewed: {error}");
+                    self.log_failure("the session with the gateway was not renewed", &error);
+                    self.set_state(ConnectionState::Connected, None, Some(error));
+                    current
+                        .renewal
+                        .postpone(failures.next_delay(fastrand::f64()));
+                    continue;
                 }
             }
+            self.log_event("the session with the gateway was renewed");
+            failures = Backoff::default();
         }
     }
 
+    /// Opens another session that renews the open ones. It takes the place of the current one, unless there are too many with
+    /// open streams.
+    async fn renew(
+        &self,
+        current: &SessionHandle,
+        sessions: &mut SlotSessions,
+        draining: &watch::Receiver<bool>,
+    ) -> Result<Renewed, String> {
+        let renewal = Renewal {
+            sessions: sessions.open(),
+            is_all: sessions.tasks.len() >= MAX_SESSIONS_PER_SLOT,
+        };
+        let is_all = renewal.is_all;
+        let connected = Box::pin(self.connect(renewal)).await?;
+        let confirms = connected.established.confirms_renewals();
+        let mut next = self.start(connected, sessions, draining);
+        let confirmed = if confirms {
+            next.confirmed(current).await
+        } else if is_all {
+            Err("the gateway's release can't renew sessions".to_owned())
+        } else {
+            // The open sessions end with the certificates of their handshakes.
+            Ok(())
+        };
+        if confirmed.is_err() || is_all {
+            next.handle.retire();
+        }
+        confirmed?;
+        if is_all {
+            return Ok(Renewed::InPlace(next.renewal));
+        }
+        let state = &self.shared.state;
+        state.set_clock_skew(self.slot, next.clock_skew);
+        state.set_traffic(self.slot, Arc::clone(&next.traffic));
+        Ok(Renewed::By(next))
+    }
+
     fn report_failure(&self, error: String) {
-        self.log_failure(&error);
+        self.log_failure("no connection to the gateway", &error);
         self.set_state(ConnectionState::Backoff, None, Some(error));
     }
 
-    fn log_failure(&self, error: &str) {
+    fn log_failure(&self, event: &'static str, error: &str) {
         let gateway = &self.gateway;
-        if let Some(suppressed) = self.may_log("no connection", error) {
-            warn!(gateway, error, suppressed, "no connection to the gateway");
+        if let Some(suppressed) = self.may_log(event, error) {
+            warn!(gateway, error, suppressed, "{event}");
         } else {
-            debug!(gateway, error, "no connection to the gateway");
+            debug!(gateway, error, "{event}");
         }
     }
 

@@ -64,6 +64,8 @@ pub(super) struct AgentContext {
 /// An event that a session reports to the task that maintains the connection.
 #[derive(Debug)]
 pub(super) enum SessionEvent {
+    /// The gateway has renewed the sessions with these tokens.
+    Renewed(Vec<SessionToken>),
     /// The gateway is draining, so the agent must open a new session. The streams of this one continue.
     GatewayDrains,
     /// The session ended with this error.
@@ -93,6 +95,11 @@ pub(super) struct SessionHandle {
 }
 
 impl EstablishedSession {
+    /// Returns true if the gateway confirms which sessions it has renewed.
+    pub(super) const fn confirms_renewals(&self) -> bool {
+        self.hello.confirms_renewals
+    }
+
     /// Returns the difference between the gateway's clock and this machine's.
     pub(super) const fn clock_skew(&self) -> Option<SignedDuration> {
         self.hello.clock_skew
@@ -100,6 +107,11 @@ impl EstablishedSession {
 }
 
 impl SessionHandle {
+    /// Returns true if this session is among those with the tokens.
+    pub(super) fn is_in(&self, tokens: &[SessionToken]) -> bool {
+        tokens.iter().any(|token| token.is(&self.token))
+    }
+
     /// Lets the session take no more streams, and end with its last one.
     pub(super) fn retire(&self) {
         self.retired.send_replace(true);
@@ -111,14 +123,26 @@ impl SessionHandle {
     }
 }
 
-/// Establishes a session: performs the HTTP/2 handshake and replies to the gateway's hello. The session renews the given ones.
+/// The sessions that a new one renews.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Renewal {
+    pub(super) sessions: Vec<SessionHandle>,
+    /// True if the new session takes no streams itself.
+    pub(super) is_all: bool,
+}
+
+/// Establishes a session: performs the HTTP/2 handshake and replies to the gateway's hello.
 pub(super) async fn establish(
     shared: &AgentContext,
     tls: TlsConnection,
     own: &Identity,
-    renews: Vec<SessionHandle>,
+    renewal: Renewal,
 ) -> Result<EstablishedSession, String> {
-    let begun = timeout(HELLO_TIMEOUT, Box::pin(exchange_hello(shared, tls, renews))).await;
+    let begun = timeout(
+        HELLO_TIMEOUT,
+        Box::pin(exchange_hello(shared, tls, renewal)),
+    )
+    .await;
     let begun = begun.unwrap_or_else(|_elapsed| {
         Err(format!(
             "the gateway sent no hello within {HELLO_TIMEOUT:?}"
@@ -150,7 +174,7 @@ fn explain_alert(error: String, own: &Identity) -> String {
 async fn exchange_hello(
     shared: &AgentContext,
     tls: TlsConnection,
-    renews: Vec<SessionHandle>,
+    renewal: Renewal,
 ) -> Result<EstablishedSession, String> {
     let meter = tls.get_ref().0.meter();
     let certificates = tls.get_ref().1.peer_certificates().unwrap_or_default();
@@ -178,7 +202,8 @@ async fn exchange_hello(
             .cloned()
             .collect(),
         token: handle.token.clone(),
-        renews: renews.iter().map(|it| it.token.clone()).collect(),
+        renews: renewal.sessions.iter().map(|it| it.token.clone()).collect(),
+        only_renews: renewal.is_all,
         ..hello::AgentHello::default()
     };
     let hello = {
@@ -205,7 +230,7 @@ async fn exchange_hello(
             meter,
             handle,
             retired,
-            renews,
+            renews: renewal.sessions,
         }),
         Err(error) => {
             // The response that refuses the hello is still queued, so it must be sent first.
@@ -273,7 +298,10 @@ pub(super) async fn run(
                 "the gateway's certificate is no longer valid: {}", identity::describe(&error)),
             () = &mut quiet => break format!("no sign of life for {:?}", limits.ping_timeout),
             line = next_line(&mut hello), if hello.is_some() => match line {
-                Some(line) => renew(&renews, &line, gateway),
+                Some(line) => {
+                    renew(&renews, &line, gateway);
+                    drop(events.send(SessionEvent::Renewed(line.renewed)));
+                }
                 None => {
                     hello = None;
                     drop(events.send(SessionEvent::GatewayDrains));
@@ -311,7 +339,7 @@ async fn next_line(hello: &mut Option<GatewayLines>) -> Option<GatewayLine> {
 
 /// Renews those earlier sessions that the gateway knows: the gateway's certificates in this session count for them, too.
 fn renew(renews: &[SessionHandle], line: &GatewayLine, gateway: &PeerCertificates) {
-    let is_renewed = |earlier: &&SessionHandle| line.renewed.iter().any(|it| it.is(&earlier.token));
+    let is_renewed = |earlier: &&SessionHandle| earlier.is_in(&line.renewed);
     for earlier in renews.iter().filter(is_renewed) {
         earlier.gateway.renew(gateway);
     }

@@ -1,5 +1,6 @@
 //! The gateway, which accepts connections from agents.
 
+mod agent_hello;
 mod refusals;
 mod supervision;
 
@@ -14,7 +15,6 @@ use std::{
 
 use bytes::Bytes;
 use h2::SendStream;
-use jiff::Timestamp;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,20 +26,21 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tracing::{debug, info};
+use tracing::info;
 use tunnel_common::reason::Reason;
 
 use self::{
+    agent_hello::{confirm_renewals, initial_view},
     refusals::{accept_tls, check_session},
     supervision::{close, revoke, revoked, supervise},
 };
 use super::{
-    ACCEPT_PAUSE, AccessInputs, CommonSettings, SessionView, Sessions, TrafficView,
+    ACCEPT_PAUSE, AccessInputs, CommonSettings, Sessions,
     access::AccessRules,
     dial::set_mark,
     gateway_session::{RateMeter, Session},
     handshakes::{Admission, Handshakes},
-    hello::{self, GatewayLine},
+    hello,
     http2::{self, ClientConnection},
     keepalive::wait_for_silence,
     peer_certificates::PeerCertificates,
@@ -56,6 +57,9 @@ use crate::{
     identity::{self, Peer},
     listen,
 };
+
+/// The time limit for a session that only renews others.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The unencrypted TLS alert `internal_error` (RFC 8446 section 6), which is sent to agents while the gateway
 /// has no certificate.
@@ -324,6 +328,8 @@ struct EstablishedSession {
     meter: Arc<Meter>,
     /// The tokens of the earlier sessions that this one renews.
     renews: Vec<SessionToken>,
+    /// True if the session only renews others, and takes no streams.
+    only_renews: bool,
 }
 
 async fn handshake(
@@ -379,17 +385,7 @@ async fn handshake(
     let session = Session {
         id,
         node: Arc::clone(&agent.node),
-        initial_view: SessionView {
-            name: answer.session,
-            peer,
-            since: Timestamp::now(),
-            release: answer.release,
-            boot: answer.boot,
-            certificate_expires: agent.expires,
-            certificate_issuer: agent.issuer.clone(),
-            clock_skew_seconds: hello::clock_skew(answer.time).map(|skew| skew.as_secs_f64()),
-            traffic: TrafficView::default(),
-        },
+        initial_view: initial_view(&agent, &answer, peer),
         token: answer.token,
         certificates: certificates_of_agent,
         sender,
@@ -409,6 +405,7 @@ async fn handshake(
         connection,
         meter,
         renews: answer.renews,
+        only_renews: answer.only_renews,
     })
 }
 
@@ -426,6 +423,7 @@ async fn run_session(
         mut connection,
         meter,
         renews,
+        only_renews,
     } = established;
     let (sessions, limits) = (&shared.sessions, &shared.common.limits);
     let (node, traffic) = (Arc::clone(&session.node), Arc::clone(&session.traffic));
@@ -434,18 +432,18 @@ async fn run_session(
     let certificates = session.certificates.clone();
     // This handle keeps the connection's thread running until the last bytes of its streams have been sent.
     let _thread = session.thread.clone();
+    if only_renews {
+        confirm_renewals(sessions, &node, renews, &certificates, &mut hello);
+        // The agent closes the connection.
+        drop(timeout(RENEWAL_TIMEOUT, connection).await);
+        return;
+    }
     if let Err(error) = sessions.insert(session, shared.settings.max_sessions) {
         sessions.report_problem(&node, Reason::SessionLimit, &error);
         return;
     }
     sessions.log_event("connected", &node, &view, &view.release);
-    let renewed = sessions.renew(&node, renews, &certificates);
-    if !renewed.is_empty() {
-        // Without this line, the agent trusts this gateway in those sessions until the certificate shown there expires.
-        if let Err(error) = hello.send_data(GatewayLine { renewed }.bytes(), false) {
-            debug!(%node, %error, "the hello stream has ended");
-        }
-    }
+    confirm_renewals(sessions, &node, renews, &certificates, &mut hello);
 
     let ping = connection.ping_pong();
     let mut quiet = pin!(wait_for_silence(ping, &meter, &traffic, limits));

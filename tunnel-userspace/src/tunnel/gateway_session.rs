@@ -93,9 +93,9 @@ impl Session {
     pub(super) fn view(&self) -> SessionView {
         let mut view = self.initial_view.clone();
         view.traffic = self.traffic.view();
-        if let Some(agent) = self.certificates.agent() {
+        if let Some(agent) = &self.certificates.current().agent {
             view.certificate_expires = agent.expires;
-            view.certificate_issuer = agent.issuer;
+            view.certificate_issuer.clone_from(&agent.issuer);
         }
         view
     }
@@ -134,11 +134,15 @@ impl Session {
         target: &SteeringTarget,
         first: Bytes,
         client: &TcpStream,
-    ) -> Result<TunnelStream, Reason> {
+    ) -> Result<TunnelStream, NotOpened> {
         let request = request(target)?;
         let lost = |error: h2::Error| reason_of_error(&error, StreamSide::Target);
         let mut sender = self.sender.clone();
-        let (answer, mut send) = sender.send_request(request, false).map_err(lost)?;
+        let sent = sender.send_request(request, false);
+        let (answer, mut send) = sent.map_err(|error| NotOpened {
+            reason: lost(error),
+            is_sent: false,
+        })?;
         if !first.is_empty() {
             self.traffic.count_sent(first.len());
             // This fails if a refusal has already arrived. The response then contains the reason.
@@ -154,23 +158,40 @@ impl Session {
         };
         let answer = match answered {
             Ok(Ok(answer)) => answer,
-            Ok(Err(ResponseError::Lost(error))) => return Err(lost(error)),
+            Ok(Err(ResponseError::Lost(error))) => return Err(lost(error).into()),
             Ok(Err(error @ ResponseError::Interim(_))) => {
                 debug!(node = %self.node, %error, "the stream is reset");
                 send.send_reset(code_of(Reason::ProtocolError));
-                return Err(Reason::ProtocolError);
+                return Err(Reason::ProtocolError.into());
             }
             Err(reason) => {
                 send.send_reset(code_of(reason));
-                return Err(reason);
+                return Err(reason.into());
             }
         };
         if answer.status() != StatusCode::OK {
-            return Err(reason_of_refusal(answer.status(), answer.headers()));
+            return Err(reason_of_refusal(answer.status(), answer.headers()).into());
         }
         let recv = answer.into_body();
         let side = StreamSide::Client;
         Ok(TunnelStream { send, recv, side })
+    }
+}
+
+/// The reason why a stream was not opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NotOpened {
+    pub(super) reason: Reason,
+    /// False if the agent has certainly got nothing, not even the client's first bytes.
+    pub(super) is_sent: bool,
+}
+
+impl From<Reason> for NotOpened {
+    fn from(reason: Reason) -> Self {
+        Self {
+            reason,
+            is_sent: true,
+        }
     }
 }
 

@@ -31,6 +31,14 @@ const MAX_TEXT: usize = 128;
 const URI: &str = "https://gateway.culvert.dev/hello";
 const PATH: &str = "/hello";
 
+/// The feature of a gateway that renews sessions, and always confirms that.
+const RENEWAL: &str = "renewal";
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
 /// The gateway's hello.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct GatewayHello {
@@ -71,6 +79,9 @@ pub(super) struct AgentHello {
     /// have shown in this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) renews: Vec<SessionToken>,
+    /// True if the session only renews others, and takes no streams.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) only_renews: bool,
     #[serde(default)]
     pub(super) features: Vec<String>,
     /// The time of the agent's clock.
@@ -100,6 +111,8 @@ impl GatewayLine {
 pub(super) struct GatewayLines {
     /// The difference between the gateway's clock and this machine's, if the gateway has sent its time.
     pub(super) clock_skew: Option<SignedDuration>,
+    /// True if the gateway confirms which sessions it has renewed.
+    pub(super) confirms_renewals: bool,
     body: RecvStream,
     unread: BytesMut,
 }
@@ -172,7 +185,7 @@ pub(super) async fn send(
     let ask = GatewayHello {
         protocol: NEWEST,
         release: env!("CARGO_PKG_VERSION").to_owned(),
-        features: Vec::new(),
+        features: vec![RENEWAL.to_owned()],
         refused,
         time: Some(clock::of_machine()),
     };
@@ -225,7 +238,8 @@ pub(super) async fn respond(
             match ask.refused {
                 Some(reason) => Err(HelloError::RefusedByGateway(sanitise(&reason))),
                 None => Ok(GatewayLines {
-                    clock_skew: clock_skew(ask.time),
+                    clock_skew: ask.time.map(confirmed_skew),
+                    confirms_renewals: ask.features.iter().any(|it| it == RENEWAL),
                     body,
                     unread: BytesMut::new(),
                 }),
@@ -240,12 +254,16 @@ pub(super) async fn respond(
     }
 }
 
-/// Returns the difference between the clock of the other end, which has just sent its time, and this machine's. If it is small,
-/// this machine's clock is confirmed.
-pub(super) fn clock_skew(time: Option<Timestamp>) -> Option<SignedDuration> {
-    let time = time?;
+/// Returns the difference between the clock of the other end, which has just sent its time, and this machine's.
+pub(super) fn clock_skew(time: Timestamp) -> SignedDuration {
+    time.duration_since(clock::of_machine())
+}
+
+/// Returns the difference between the clock of a gateway and this machine's. If it is small, this machine's clock is confirmed.
+/// A gateway has no such confirmation from an agent, which sees its time first.
+fn confirmed_skew(time: Timestamp) -> SignedDuration {
     clock::confirm(time);
-    Some(time.duration_since(clock::of_machine()))
+    clock_skew(time)
 }
 
 /// Returns the protocol version to use, and the gateway's hello.
@@ -321,6 +339,7 @@ mod tests {
 
         let answer = parse_agent_hello(text).expect("an answer");
 
+        assert!(!answer.only_renews && answer.renews.is_empty());
         assert_eq!((answer.protocol, answer.release.as_str()), (1, "9.9"));
         assert_eq!(answer.session, "ab", "fit for a log");
         let ask: GatewayHello = serde_json::from_str(r#"{"protocol":7,"new":{}}"#).expect("an ask");
@@ -343,5 +362,26 @@ mod tests {
         ] {
             assert!(parse_agent_hello(garbage).is_err(), "{garbage:?}");
         }
+    }
+
+    #[test]
+    fn lines_are_taken_one_by_one_and_unknown_ones_renew_nothing() {
+        let known = GatewayLine {
+            renewed: vec![SessionToken::random()],
+        };
+        let mut bytes = BytesMut::from(&b"{\"later\":1}\nnonsense\n"[..]);
+        bytes.extend_from_slice(&known.bytes());
+        bytes.extend_from_slice(b"{\"ren");
+
+        let mut lines: Vec<GatewayLine> = Vec::new();
+        while let Some(line) = take_line(&mut bytes) {
+            lines.push(serde_json::from_slice(&line).unwrap_or_default());
+        }
+
+        assert_eq!(
+            lines,
+            [GatewayLine::default(), GatewayLine::default(), known]
+        );
+        assert_eq!(&bytes[..], b"{\"ren");
     }
 }

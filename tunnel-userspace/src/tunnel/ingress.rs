@@ -22,7 +22,7 @@ use super::{
     copy,
     forwarded_clients::ForwardedClients,
     gateway::listener,
-    gateway_session::StreamPermit,
+    gateway_session::{NotOpened, StreamPermit},
     incoming_interface,
     socket::{move_to_current_runtime, set_stream_options},
 };
@@ -368,14 +368,15 @@ pub(super) async fn forward(
         };
     }
     let session = Arc::clone(&permit.session);
-    let (reason, tcp) = match run_on_session(permit, target, (first.clone(), tcp), &stopped).await {
+    let outcome = run_on_session(permit, target, (first.clone(), tcp), &stopped).await;
+    let (NotOpened { reason, is_sent }, tcp) = match outcome {
         StreamOutcome::Ended(reason, tcp) => return (reason, tcp),
-        StreamOutcome::NotOpened(reason, tcp) => (reason, tcp),
+        StreamOutcome::NotOpened(why, tcp) => (why, tcp),
     };
     let other = if reason == Reason::TargetDenied {
         // Two machines may use the node's certificate, one of them wrongly.
         sessions.take_permit_elsewhere(&session)
-    } else if reason == Reason::AgentConnectionLost && first.is_empty() {
+    } else if reason == Reason::AgentConnectionLost && (first.is_empty() || !is_sent) {
         // Otherwise, the agent may have got the first bytes, which must not be sent twice.
         sessions.take_permit(&target.node).ok()
     } else {
@@ -386,14 +387,14 @@ pub(super) async fn forward(
     };
     match run_on_session(permit, target, (first, tcp), &stopped).await {
         StreamOutcome::Ended(reason, tcp) => (reason, tcp),
-        StreamOutcome::NotOpened(reason, tcp) => (reason, Some(tcp)),
+        StreamOutcome::NotOpened(why, tcp) => (why.reason, Some(tcp)),
     }
 }
 
 /// The end of a stream.
 enum StreamOutcome {
     /// The agent has not accepted the stream, for this reason. The client has received nothing.
-    NotOpened(Reason, TcpStream),
+    NotOpened(NotOpened, TcpStream),
     /// The stream has ended for this reason. The connection is for the caller to close.
     Ended(Reason, Option<TcpStream>),
 }
@@ -430,11 +431,11 @@ async fn run_stream(
     let mut stop = std::pin::pin!(drain::begun(&mut stopped));
     let stream = tokio::select! {
         stream = session.open(&target, first, &tcp) => stream,
-        () = &mut stop => Err(Reason::Draining),
+        () = &mut stop => Err(Reason::Draining.into()),
     };
     let stream = match stream {
         Ok(stream) => stream,
-        Err(reason) => return StreamOutcome::NotOpened(reason, tcp),
+        Err(why) => return StreamOutcome::NotOpened(why, tcp),
     };
     let stopped = async {
         tokio::select! {

@@ -17,22 +17,43 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
 /// The certificates that the peer has shown: in the session's own handshake or, if its certificate has been renewed since, in
 /// that of the session that has renewed this one.
 #[derive(Clone, Debug)]
-pub(super) struct PeerCertificates(watch::Sender<Arc<[CertificateDer<'static>]>>);
+pub(super) struct PeerCertificates(watch::Sender<Arc<Shown>>);
+
+/// Certificates that a peer has shown.
+#[derive(Debug)]
+pub(super) struct Shown {
+    /// The certificates, the peer's own one first.
+    chain: Vec<CertificateDer<'static>>,
+    /// The agent that the first one is for.
+    pub(super) agent: Option<Peer>,
+    /// The time when the first one was issued, and when it expires.
+    validity: Option<[Timestamp; 2]>,
+}
 
 impl PeerCertificates {
     /// Creates the value from the certificates of the session's handshake, the peer's own one first.
     pub(super) fn new(chain: &[CertificateDer<'static>]) -> Self {
-        Self(watch::Sender::new(chain.into()))
+        let leaf = chain.first();
+        Self(watch::Sender::new(Arc::new(Shown {
+            agent: leaf.and_then(|leaf| identity::identify_agent(leaf).ok()),
+            validity: leaf.and_then(identity::validity),
+            chain: chain.to_vec(),
+        })))
     }
 
     /// Trusts the peer by the certificates that it has shown in another session from now on.
     pub(super) fn renew(&self, by: &Self) {
-        let chain = Arc::clone(&by.0.borrow());
-        self.0.send_replace(chain);
+        let shown = by.current();
+        self.0.send_replace(shown);
+    }
+
+    /// Returns the certificates.
+    pub(super) fn current(&self) -> Arc<Shown> {
+        Arc::clone(&self.0.borrow())
     }
 
     /// Returns a receiver for the certificates.
-    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<[CertificateDer<'static>]>> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<Shown>> {
         self.0.subscribe()
     }
 
@@ -44,26 +65,26 @@ impl PeerCertificates {
     ) -> rustls::Error {
         let mut changes = self.0.subscribe();
         loop {
-            let chain = Arc::clone(&changes.borrow_and_update());
+            let shown = Arc::clone(&changes.borrow_and_update());
             tokio::select! {
-                error = identity.peer_rejected(&chain, role) => return error,
+                error = identity.peer_rejected(&shown.chain, role) => return error,
                 Ok(()) = changes.changed() => {}
             }
         }
     }
 
-    /// Returns the agent that has shown the certificates.
-    pub(super) fn agent(&self) -> Option<Peer> {
-        let chain = self.0.borrow();
-        let leaf = chain.first()?;
-        identity::identify_agent(leaf).ok()
+    /// Returns the time when the peer's own certificate was issued, and when it expires, as far as they are known.
+    pub(super) fn validity(&self) -> Option<[Timestamp; 2]> {
+        self.0.borrow().validity
     }
+}
 
+impl Shown {
     /// Returns a description of the peer's certificate if it should have been renewed an hour ago: nine tenths of its life are
     /// over by then.
     pub(super) fn lateness(&self, now: Timestamp) -> Option<String> {
-        let [issued, expires] = self.validity()?;
-        let agent = self.agent()?;
+        let [issued, expires] = self.validity?;
+        let agent = self.agent.as_ref()?;
         let last_part = Duration::try_from(issued.duration_until(expires)).ok()? / 10;
         let late = expires - last_part + RENEWAL_GRACE;
         (now >= late).then(|| {
@@ -72,11 +93,6 @@ impl PeerCertificates {
                 agent.issuer
             )
         })
-    }
-
-    /// Returns the time when the peer's own certificate was issued, and when it expires, as far as they are known.
-    pub(super) fn validity(&self) -> Option<[Timestamp; 2]> {
-        self.0.borrow().first().and_then(identity::validity)
     }
 }
 
@@ -202,8 +218,8 @@ mod tests {
     fn a_certificate_is_late_an_hour_into_the_last_tenth_of_its_life() {
         let test_ca = TestCa::new();
         let agent = first_certificate(&test_ca.agent("edge-1").cert);
-        let chain = PeerCertificates::new(&[agent]);
-        let [issued, expires] = chain.validity().expect("an agent's");
+        let chain = PeerCertificates::new(&[agent]).current();
+        let [issued, expires] = chain.validity.expect("an agent's");
         let last_part = issued.duration_until(expires) / 10;
         let at = |minutes| expires - last_part + SignedDuration::from_mins(minutes);
 

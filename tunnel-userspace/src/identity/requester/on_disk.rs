@@ -39,8 +39,8 @@ pub(super) enum NotInstalled {
 /// The certificate in use.
 pub(super) struct Current {
     /// The time when it was issued.
-    issued: Timestamp,
-    expires: Timestamp,
+    pub(super) issued: Timestamp,
+    pub(super) expires: Timestamp,
     /// A number between 0 and 1 that differs from certificate to certificate.
     chance: f64,
 }
@@ -108,6 +108,11 @@ impl OnDisk {
         }
     }
 
+    /// Returns true if there is a file with a certificate.
+    pub(super) fn has_certificate(&self) -> bool {
+        self.files.cert.is_file()
+    }
+
     /// Returns the certificate in use, or the reason why there is none that can be used.
     pub(super) fn current(&self, now: Timestamp) -> Result<Current, FileError> {
         self.verify(&FileContents::read(&self.files)?, now)
@@ -171,14 +176,13 @@ impl OnDisk {
         }
     }
 
-    /// Writes a certificate and its key, if they are valid together with the trusted CAs. Returns the time when the certificate
-    /// expires.
+    /// Writes a certificate and its key, if they are valid together with the trusted CAs. Returns the certificate.
     pub(super) fn install(
         &self,
         pending: &Pending,
         certificate: &[u8],
         now: Timestamp,
-    ) -> Result<Timestamp, NotInstalled> {
+    ) -> Result<Current, NotInstalled> {
         let mut pair = certificate.to_vec();
         if pair.last() != Some(&b'\n') {
             pair.push(b'\n');
@@ -211,7 +215,7 @@ impl OnDisk {
         replace_files(&[(self.files.cert.clone(), pair, MODE)])
             .map_err(|error| NotInstalled::NotYet(crate::error_chain::chain(&error)))?;
         self.forget_pending();
-        Ok(current.expires)
+        Ok(current)
     }
 }
 

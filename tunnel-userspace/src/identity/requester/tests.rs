@@ -41,6 +41,8 @@ struct Server {
     tries: u64,
     life: Duration,
     offset: SignedDuration,
+    /// The time by which the controller's clock is behind.
+    behind: SignedDuration,
     began: Instant,
 }
 
@@ -85,6 +87,7 @@ impl RequestApi for Shared {
         let state = match server.mode {
             Mode::Sign => {
                 let read = CertificateRequest::read(&request).expect("a request");
+                let now = now - server.behind;
                 let until = now + server.life;
                 let signed =
                     server
@@ -128,6 +131,7 @@ impl Machine {
             tries: 0,
             life: LIFE,
             offset: SignedDuration::ZERO,
+            behind: SignedDuration::ZERO,
             began: Instant::now(),
         };
         let server = Shared(Arc::new(Mutex::new(server)));
@@ -372,6 +376,51 @@ async fn certificates_of_20_seconds_are_renewed_in_time() {
         let current = OnDisk::new(machine.wanted()).current(machine.server.lock().now());
         assert!(current.is_ok(), "{}", running.problem());
     }
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_far_ahead_of_the_controllers_is_reported_and_makes_no_endless_requests() {
+    let machine = Machine::new();
+    machine.server.lock().behind = SignedDuration::try_from(LIFE.mul_f64(0.95)).expect("in range");
+    // The CA is older than the certificates.
+    machine.server.lock().offset = SignedDuration::from_hours(1000);
+    let running = machine.run();
+    sleep(Duration::from_secs(3600)).await;
+
+    let made = machine.made().len();
+    assert!((10..25).contains(&made), "{made}");
+    let problem = running.problem();
+    assert!(problem.contains("the clock of this machine"), "{problem}");
+    machine.server.lock().behind = SignedDuration::ZERO;
+    sleep(Duration::from_secs(400)).await;
+    assert_eq!(running.problem(), "");
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_trust_makes_no_request_while_there_is_a_certificate() {
+    let machine = Machine::new();
+    let running = machine.run();
+    sleep(Duration::from_secs(10)).await;
+    let ca = machine.wanted().ca;
+    let trusted = fs::read_to_string(&ca).expect("written");
+
+    fs::write(&ca, "nonsense").expect("written");
+    sleep(HOUR).await;
+    assert_eq!(machine.made().len(), 1);
+    assert!(
+        running.problem().contains("ca.pem"),
+        "{}",
+        running.problem()
+    );
+
+    fs::write(&ca, trusted).expect("written");
+    sleep(HOUR).await;
+    assert_eq!(
+        (machine.made().len(), running.problem()),
+        (1, String::new())
+    );
     running.stop().await;
 }
 

@@ -310,7 +310,10 @@ async fn a_peer_is_rejected_once_its_certificate_has_expired() {
     let now = Timestamp::now();
     let test_ca = TestCa::at(now - days(1)).later(now - days(1) + SignedDuration::from_secs(2));
     let issued = ca::issue_agent(test_ca.dir.path(), "edge-1", None, 1, test_ca.now);
-    let chain = [first_certificate(&issued.expect("issued").files.cert)];
+    // The second one isn't needed, and has expired long ago.
+    let other = TestCa::at(now - days(4000));
+    let files = [issued.expect("issued").files, other.agent("edge-1")];
+    let chain = files.map(|files| first_certificate(&files.cert));
     let test_ca = test_ca.later(now);
     let (_store, mut receiver) = CertificateStore::open(test_ca.gateway(), Role::Gateway);
     let error = receiver.peer_rejected(&chain, Role::Agent).await;

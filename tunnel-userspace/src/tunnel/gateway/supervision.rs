@@ -13,7 +13,7 @@ use tunnel_common::reason::Reason;
 
 use super::Shared;
 use crate::{
-    identity::{Peer, Role, clock, describe},
+    identity::{Peer, Role, describe},
     tunnel::{
         access::AccessRules, http2::ClientConnection, peer_certificates::PeerCertificates,
         traffic::Traffic,
@@ -41,8 +41,7 @@ pub(super) async fn supervise(
         loop {
             interval.tick().await;
             shared.sessions.report_shared_certificate(node);
-            let problem = certificates.lateness(clock::now());
-            shared.sessions.warn_of_certificate(node, problem);
+            shared.sessions.report_late_certificate(node);
         }
     };
     let identity = shared.identity.clone();
@@ -70,9 +69,9 @@ pub(super) async fn revoked(
     let of_renewal = async {
         loop {
             changes.mark_unchanged();
-            let latest = certificates.agent();
+            let latest = certificates.current();
             tokio::select! {
-                cause = access.revoked(latest.as_ref().unwrap_or(agent), ended.clone()) => return cause,
+                cause = access.revoked(latest.agent.as_ref().unwrap_or(agent), ended.clone()) => return cause,
                 Ok(()) = changes.changed() => {}
             }
         }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tunnel_common::reason::Reason;
 
 use super::{SessionLimit, Sessions};
-use crate::model::ObjectWarning;
+use crate::{identity::clock, model::ObjectWarning};
 
 /// The time after which a warning that is not repeated is dropped.
 const LIFETIME: SignedDuration = SignedDuration::from_mins(5);
@@ -33,16 +33,23 @@ impl NodeWarnings {
     }
 
     /// Adds a warning about a node, or repeats it. A repeated warning is not published again.
-    pub(super) fn add(&self, node: &Arc<str>, reason: Reason, text: String, now: Timestamp) {
+    /// Returns true if it is new.
+    pub(super) fn add(
+        &self,
+        node: &Arc<str>,
+        reason: Reason,
+        text: String,
+        now: Timestamp,
+    ) -> bool {
         self.edit(|current| {
             let last = current.insert((Arc::clone(node), reason), (text.clone(), now));
             last.is_none_or(|(last, _)| last != text)
-        });
+        })
     }
 
     /// Drops a warning about a node.
     pub(super) fn remove(&self, node: &Arc<str>, reason: Reason) {
-        self.edit(|current| current.remove(&(Arc::clone(node), reason)).is_some());
+        _ = self.edit(|current| current.remove(&(Arc::clone(node), reason)).is_some());
     }
 
     /// Drops a warning about a node if it has not been repeated for [`LIFETIME`].
@@ -56,16 +63,18 @@ impl NodeWarnings {
         });
     }
 
-    /// Changes the warnings, and publishes them if `change` returns true.
-    fn edit(&self, change: impl FnOnce(&mut Warnings) -> bool) {
+    /// Changes the warnings, and publishes them if `change` returns true. Returns what it has returned.
+    fn edit(&self, change: impl FnOnce(&mut Warnings) -> bool) -> bool {
         let mut current = self.current.lock();
-        if change(&mut current) {
+        let is_changed = change(&mut current);
+        if is_changed {
             let all = current.iter();
             let all = all.map(|((node, reason), (text, _))| {
                 ObjectWarning::for_node(node, *reason, text.clone())
             });
             self.published.send_replace(all.collect());
         }
+        is_changed
     }
 }
 
@@ -79,12 +88,31 @@ impl Sessions {
         }
     }
 
-    /// Warns that a certificate of a node, its agent's or its gateway's, has not been renewed, or that it has.
-    pub(crate) fn warn_of_certificate(&self, node: &Arc<str>, problem: Option<String>) {
-        let reason = Reason::CertificateNotRenewed;
-        match problem {
-            Some(text) => self.warnings.add(node, reason, text, Timestamp::now()),
-            None => self.warnings.remove(node, reason),
+    /// Warns that the certificate of a node's newest session has not been renewed, or that it has.
+    pub(in crate::tunnel) fn report_late_certificate(&self, name: &Arc<str>) {
+        let nodes = self.nodes.lock();
+        let sessions = nodes.get(name).map(|node| node.sessions.iter());
+        let newest = sessions.into_iter().flatten().max_by_key(|it| it.id);
+        let late = newest.and_then(|it| it.certificates.current().lateness(clock::now()));
+        drop(nodes);
+        self.warn(name, Reason::CertificateNotRenewed, late);
+    }
+
+    /// Warns that a gateway has got no certificate for a long time, or that it has.
+    pub(crate) fn warn_of_requests(&self, node: &Arc<str>, problem: Option<String>) {
+        self.warn(node, Reason::CertificateRequestFailed, problem);
+    }
+
+    /// Adds or removes a warning. A new one is counted and logged.
+    fn warn(&self, node: &Arc<str>, reason: Reason, problem: Option<String>) {
+        let Some(text) = problem else {
+            return self.warnings.remove(node, reason);
+        };
+        if self
+            .warnings
+            .add(node, reason, text.clone(), Timestamp::now())
+        {
+            self.report_problem(node, reason, &text);
         }
     }
 }

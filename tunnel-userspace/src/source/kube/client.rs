@@ -4,8 +4,9 @@ mod credentials;
 mod response;
 
 use std::{
+    fs,
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -39,6 +40,9 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest that sent data may remain unacknowledged (`TCP_USER_TIMEOUT`).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The directory with the API server's address in the manifests.
+const MOUNTED_ADDRESS: &str = "/etc/culvert-apiserver";
 
 /// The address of an API server, in the form `https://HOST:PORT`.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -112,6 +116,15 @@ pub enum AccessError {
     /// There is no kubeconfig, and the process does not run in a pod with a service account.
     #[error("cannot use the pod's service account; outside a pod, set source.kube.kubeconfig")]
     InCluster(#[source] Box<InClusterError>),
+    /// The address that is mounted can't be used.
+    #[error("{}: the files KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT", directory.display())]
+    MountedAddress {
+        /// The directory with the files.
+        directory: PathBuf,
+        /// The cause.
+        #[source]
+        error: InvalidApiServer,
+    },
     /// The certificates or the token can't be used.
     #[error("cannot create a client for API server {server}")]
     Client {
@@ -157,7 +170,11 @@ fn create_clients(
     let configured = settings.api_servers.iter();
     let mut servers: Vec<Uri> = configured.map(|server| server.uri.clone()).collect();
     if servers.is_empty() {
-        servers.push(config.cluster_url.clone());
+        let mounted = match &settings.kubeconfig {
+            None => mounted_server(Path::new(MOUNTED_ADDRESS))?,
+            Some(_) => None,
+        };
+        servers.push(mounted.unwrap_or_else(|| config.cluster_url.clone()));
     }
     let client = |server: &Uri| {
         let mut config = config.clone();
@@ -169,6 +186,34 @@ fn create_clients(
     };
     let clients = servers.iter().map(client).collect::<Result<_, _>>()?;
     Ok((servers, clients))
+}
+
+/// Returns the address in a directory with the files `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`, which a ConfigMap
+/// fills. Returns `None` if there is no such directory. Variables of the environment would not do: a kubelet that can't reach
+/// the API server starts no container whose environment is from a ConfigMap.
+fn mounted_server(directory: &Path) -> Result<Option<Uri>, AccessError> {
+    let read = |name: &str| {
+        let text = fs::read_to_string(directory.join(name));
+        text.map(|text| text.trim().to_owned())
+    };
+    let Ok(host) = read("KUBERNETES_SERVICE_HOST") else {
+        return Ok(None);
+    };
+    let port = read("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".to_owned());
+    let host = match host.parse() {
+        Ok(IpAddr::V6(_)) => format!("[{host}]"),
+        _ => host,
+    };
+    let address = format!("https://{host}:{port}");
+    let server = match port.parse::<u16>() {
+        Ok(_) => ApiServer::try_from(address),
+        Err(_) => Err(InvalidApiServer(address)),
+    };
+    let server = server.map_err(|error| AccessError::MountedAddress {
+        directory: directory.to_owned(),
+        error,
+    })?;
+    Ok(Some(server.uri))
 }
 
 /// Creates a client for one server.
@@ -323,4 +368,34 @@ impl Failover {
 /// Returns true if the status indicates a fault in this server, so that another server may succeed.
 const fn is_server_fault(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mounted_address_is_used_and_a_wrong_one_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let server = || mounted_server(directory.path());
+        let write = |name: &str, text: &str| {
+            fs::write(directory.path().join(name), text).expect("written");
+        };
+        assert!(server().expect("none is mounted").is_none());
+
+        write("KUBERNETES_SERVICE_HOST", "192.0.2.10\n");
+        write("KUBERNETES_SERVICE_PORT", "6443");
+        let text = |server: Result<Option<Uri>, AccessError>| {
+            server.expect("valid").expect("mounted").to_string()
+        };
+        assert_eq!(text(server()), "https://192.0.2.10:6443/");
+        write("KUBERNETES_SERVICE_HOST", "fd00::10");
+        assert_eq!(text(server()), "https://[fd00::10]:6443/");
+        write("KUBERNETES_SERVICE_PORT", "https");
+        let error = server().expect_err("no port").to_string();
+        assert!(
+            error.contains(&directory.path().display().to_string()),
+            "{error}"
+        );
+    }
 }

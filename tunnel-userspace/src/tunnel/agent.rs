@@ -30,8 +30,10 @@ use crate::{drain, duration, error_chain::chain, identity};
 /// The number of concurrent sessions in one connection slot, the current one and earlier ones with open streams, from which on
 /// the current one is renewed in place.
 const MAX_SESSIONS_PER_SLOT: usize = 4;
-/// The maximum number of concurrent sessions in one connection slot. Those of both slots are a gateway's limit for an address.
-const MAX_DRAINING_SESSIONS: usize = 8;
+/// The maximum number of concurrent sessions in one connection slot whose gateways drain.
+const MAX_DRAINING_SESSIONS: usize = 4;
+/// The maximum number of all sessions in one connection slot. Those of both slots are a gateway's limit for an address.
+const MAX_SESSIONS: usize = 8;
 /// The time limit for the gateway to confirm that it has renewed sessions.
 const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -206,7 +208,9 @@ impl SlotSessions {
 
     /// Returns true if no other session may be added.
     fn are_full(&self) -> bool {
-        self.tasks.len() >= MAX_DRAINING_SESSIONS
+        let open = self.handles.iter().filter(|handle| !handle.is_closed());
+        let draining = open.filter(|handle| !handle.is_retired());
+        self.tasks.len() >= MAX_SESSIONS || draining.count() >= MAX_DRAINING_SESSIONS
     }
 
     /// Returns the sessions that have not ended.
@@ -236,7 +240,8 @@ impl ConnectionTask {
             // A faulty gateway may keep draining without ever ending its sessions.
             while sessions.are_full() {
                 let error = format!(
-                    "waiting for one of {MAX_DRAINING_SESSIONS} sessions to end, which take no new streams"
+                    "waiting for one of {} sessions to end, which take no new streams",
+                    sessions.open().len()
                 );
                 self.set_state(ConnectionState::Backoff, None, Some(error));
                 tokio::select! {

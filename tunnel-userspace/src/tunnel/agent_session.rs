@@ -117,6 +117,11 @@ impl SessionHandle {
         self.retired.send_replace(true);
     }
 
+    /// Returns true once another session takes this one's new streams.
+    pub(super) fn is_retired(&self) -> bool {
+        *self.retired.borrow()
+    }
+
     /// Returns true once the session has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.retired.is_closed()

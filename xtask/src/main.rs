@@ -123,6 +123,8 @@ enum Bench {
     Tunnel,
     /// The time that many agents take to reconnect to a restarted gateway.
     Reconnect,
+    /// The time that many agents take to get a certificate at once, and the memory of the controllers (needs Go, as e2e does).
+    Certificates,
 }
 
 fn main() -> ExitCode {

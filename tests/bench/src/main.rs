@@ -6,6 +6,7 @@
 )]
 
 mod api;
+mod certificates;
 mod connect;
 mod packet;
 mod plot;
@@ -45,6 +46,8 @@ enum Bench {
     Tunnel(tunnel::Options),
     /// Measure how long many agents take to reconnect to a restarted gateway.
     Reconnect(reconnect::Options),
+    /// Measure how long many agents take to get a certificate at once, and how much memory the controllers use.
+    Certificates(certificates::Options),
     /// Draw charts of each benchmark's last run.
     Plot(plot::Options),
 }
@@ -68,6 +71,7 @@ fn run(bench: &Bench) -> Result<()> {
         Bench::Api(options) => api::run(options),
         Bench::Tunnel(options) => tunnel::run(options),
         Bench::Reconnect(options) => reconnect::run(options),
+        Bench::Certificates(options) => certificates::run(options),
         Bench::Plot(options) => plot::run(options),
     }
 }

@@ -9,10 +9,10 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::{Mutex, const_mutex};
-use tokio::time::Instant;
 use tracing::warn;
 
 use super::key_directory;
+use crate::clock::since_boot;
 
 /// The date of this release. No certificate is verified as of an earlier time.
 const RELEASED: Timestamp = Timestamp::constant(1_795_996_800, 0);
@@ -48,13 +48,14 @@ static CLOCK: Mutex<Clock> = const_mutex(Clock {
 struct Clock {
     /// The difference to the machine's clock, for tests.
     shift: SignedDuration,
-    /// A time that has been true, and when: the release, what an earlier process wrote down, or what this one did.
-    earliest: Option<(Timestamp, Instant)>,
+    /// A time that has been true, and the time since boot then: the release, what an earlier process wrote down, or what this
+    /// one did.
+    earliest: Option<(Timestamp, Duration)>,
     file: Option<PathBuf>,
-    /// The last time that another machine has confirmed, and when.
-    confirmed: Option<(Timestamp, Instant)>,
-    /// The time of the last try to write.
-    tried: Option<Instant>,
+    /// The last time that another machine has confirmed, and the time since boot then.
+    confirmed: Option<(Timestamp, Duration)>,
+    /// The time since boot at the last try to write.
+    tried: Option<Duration>,
 }
 
 impl Clock {
@@ -71,8 +72,9 @@ impl Clock {
 }
 
 /// Returns the time now that follows from a time in the past.
-fn since((time, at): (Timestamp, Instant)) -> Timestamp {
-    time.saturating_add(at.elapsed()).unwrap_or(time)
+fn since((time, at): (Timestamp, Duration)) -> Timestamp {
+    let elapsed = since_boot().saturating_sub(at);
+    time.saturating_add(elapsed).unwrap_or(time)
 }
 
 /// Returns the time as of which certificates are verified: that of the machine's clock, but never earlier than this release, nor
@@ -115,10 +117,10 @@ pub fn open(directory: &Path) {
     let file = directory.join(FILE);
     let read = fs::read_to_string(&file);
     let mut clock = CLOCK.lock();
-    clock.earliest = Some((RELEASED, Instant::now()));
+    clock.earliest = Some((RELEASED, since_boot()));
     match read.map(|text| text.trim().parse::<Timestamp>()) {
         Ok(Ok(earliest)) => {
-            clock.earliest = Some((earliest.max(RELEASED), Instant::now()));
+            clock.earliest = Some((earliest.max(RELEASED), since_boot()));
         }
         Ok(Err(error)) => {
             warn!(file = %file.display(), %error, "the last time is not valid, and ignored");
@@ -139,26 +141,26 @@ pub fn confirm(other: Timestamp) {
     let mut clock = CLOCK.lock();
     let now = clock.now();
     if now.duration_since(other).abs() <= MAX_SKEW {
-        clock.confirmed = Some((now, Instant::now()));
+        clock.confirmed = Some((now, since_boot()));
     }
 }
 
 /// Writes down the time that follows from the last one that another machine has confirmed, every ten minutes. Blocks.
 pub(super) fn write_down() {
     let mut clock = CLOCK.lock();
-    let is_due = |tried: Instant| tried.elapsed() >= WRITE_INTERVAL;
+    let is_due = |tried: Duration| since_boot().saturating_sub(tried) >= WRITE_INTERVAL;
     let (Some(confirmed), Some(file)) = (clock.confirmed, clock.file.clone()) else {
         return;
     };
     if !clock.tried.is_none_or(is_due) {
         return;
     }
-    clock.tried = Some(Instant::now());
+    clock.tried = Some(since_boot());
     drop(clock);
     let now = since(confirmed);
     let text = format!("{now:.0}\n").into_bytes();
     match key_directory::replace_files(&[(file, text, MODE)]) {
-        Ok(()) => CLOCK.lock().earliest = Some((now, Instant::now())),
+        Ok(()) => CLOCK.lock().earliest = Some((now, since_boot())),
         Err(error) => warn!(%error, "cannot write the time down"),
     }
 }
@@ -175,7 +177,7 @@ mod tests {
     fn clock(shift: SignedDuration, earliest: Option<Timestamp>) -> Clock {
         Clock {
             shift,
-            earliest: earliest.map(|earliest| (earliest, Instant::now())),
+            earliest: earliest.map(|earliest| (earliest, since_boot())),
             file: None,
             confirmed: None,
             tried: None,

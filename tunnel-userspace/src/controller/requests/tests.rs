@@ -273,8 +273,12 @@ async fn control(memory: &Memory, deny_list: &DenyList) {
         }
         for request in requests {
             let outcome = Box::pin(handle(memory, &settings, deny_list, request)).await;
-            let outcome = outcome.expect("the memory never fails");
-            memory.at_once(|it| it.outcomes.push(outcome));
+            match outcome {
+                Ok(outcome) => memory.at_once(|it| it.outcomes.push(outcome)),
+                // It is handled again later.
+                Err(HandleError::Ca(CaKeeperError::Contended)) => {}
+                Err(error) => panic!("the memory never fails: {error}"),
+            }
         }
     }
 }

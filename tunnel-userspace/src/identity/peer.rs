@@ -49,12 +49,12 @@ pub fn identify_agent(leaf: &CertificateDer<'_>) -> Result<Peer, PeerError> {
 #[must_use]
 pub fn validity(certificate: &CertificateDer<'_>) -> Option<[Timestamp; 2]> {
     let parsed = ParsedCertificate::read(certificate).ok()?;
-    // Our own certificates are valid from an hour before they are issued.
-    let issued = parsed.not_before + SKEW;
-    let issued = if issued < parsed.not_after {
-        issued
-    } else {
-        parsed.not_before
-    };
-    Some([issued, parsed.not_after])
+    let (from, expires) = (parsed.not_before, parsed.not_after);
+    Some([issue_time(from, expires), expires])
+}
+
+/// Returns the time when a certificate was issued. Our own ones are valid from an hour before, but not from before their CA.
+pub(super) fn issue_time(from: Timestamp, expires: Timestamp) -> Timestamp {
+    let issued = from.checked_add(SKEW).ok();
+    issued.filter(|issued| *issued < expires).unwrap_or(from)
 }

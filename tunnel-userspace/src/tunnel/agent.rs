@@ -261,9 +261,7 @@ impl ConnectionTask {
                     self.log_event("connected to the gateway");
                     self.set_state(ConnectionState::Connected, None, None);
                     let current = self.start(connected, &mut sessions, &draining);
-                    let state = &self.shared.state;
-                    state.set_clock_skew(self.slot, current.clock_skew);
-                    state.set_traffic(self.slot, Arc::clone(&current.traffic));
+                    self.show(&current);
                     let begin = draining.clone();
                     let kept = Box::pin(self.keep(current, &mut sessions, &begin));
                     let event = tokio::select! {
@@ -420,10 +418,15 @@ impl ConnectionTask {
         if is_all {
             return Ok(Renewed::InPlace(next.renewal));
         }
-        let state = &self.shared.state;
-        state.set_clock_skew(self.slot, next.clock_skew);
-        state.set_traffic(self.slot, Arc::clone(&next.traffic));
+        self.show(&next);
         Ok(Renewed::By(next))
+    }
+
+    /// Makes the status show a session.
+    fn show(&self, session: &CurrentSession) {
+        let traffic = Arc::clone(&session.traffic);
+        let state = &self.shared.state;
+        state.set_session(self.slot, traffic, session.clock_skew);
     }
 
     fn report_failure(&self, error: String) {

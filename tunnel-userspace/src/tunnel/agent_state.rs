@@ -156,17 +156,17 @@ impl AgentState {
         }
     }
 
-    /// Makes the view show the traffic of the new session on the connection in the given slot.
-    pub(super) fn set_traffic(&self, slot: usize, traffic: Arc<Traffic>) {
+    /// Makes the view show the traffic of the new session on the connection in the given slot, and the difference between the
+    /// clocks of the gateway and the agent.
+    pub(super) fn set_session(
+        &self,
+        slot: usize,
+        traffic: Arc<Traffic>,
+        skew: Option<SignedDuration>,
+    ) {
         if let Some(connection) = self.connections.lock().get_mut(slot) {
             connection.traffic = traffic;
-        }
-    }
-
-    /// Makes the view show the difference between the clocks of the gateway and the agent.
-    pub(super) fn set_clock_skew(&self, slot: usize, skew: Option<SignedDuration>) {
-        if let Some(Connection { view, .. }) = self.connections.lock().get_mut(slot) {
-            view.clock_skew_seconds = skew.map(|skew| skew.as_secs_f64());
+            connection.view.clock_skew_seconds = skew.map(|skew| skew.as_secs_f64());
         }
     }
 }

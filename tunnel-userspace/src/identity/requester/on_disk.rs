@@ -8,9 +8,9 @@ use rcgen::{CertificateParams, KeyPair, PublicKeyData as _};
 use super::{MIN_MARGIN, RENEW_AFTER, Wanted};
 use crate::identity::{
     FileError, FileProblem, Identity, IdentityFiles,
-    ca::SKEW,
     certificate::ParsedCertificate,
     key_directory::{self, replace_files},
+    peer::issue_time,
     pem_files::{self, FileContents, file_error},
     request::{self, CertificateRequest},
 };
@@ -125,12 +125,8 @@ impl OnDisk {
             return Err(file_error(&self.files.cert, problem));
         }
         let certificates = pem_files::parse_certificates(&self.files.cert, &contents.cert)?;
-        // The controller dates a certificate back, but not before its CA.
-        let issued = identity.from.checked_add(SKEW).ok();
         Ok(Current {
-            issued: issued
-                .filter(|issued| *issued < identity.expires)
-                .unwrap_or(identity.from),
+            issued: issue_time(identity.from, identity.expires),
             expires: identity.expires,
             chance: certificates
                 .first()

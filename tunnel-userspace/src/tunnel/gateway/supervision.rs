@@ -29,7 +29,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval between checks whether two machines use a node's certificate, and whether it is renewed in time.
 const REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Reports if two machines use the node's certificate, or if it has not been renewed in time. Returns an error once the agent's certificate is no longer
+/// Reports if two machines use the node's certificate, or if it has not been renewed in time. Returns an error once the
+/// agent's certificate is no longer
 /// valid.
 pub(super) async fn supervise(
     shared: &Shared,

@@ -37,12 +37,16 @@ use tunnel_tests::{
     pod::{Pod, Server},
     sandbox::{RESPONSE_TIMEOUT, Sandbox},
     server::{Listener, ServerKind},
+    wait,
 };
 
 use crate::{
     fixture::{Scene, WEB},
     service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP, configured},
-    support::{DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq, run},
+    support::{
+        CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, HTTP_TARGET, Vip, ensure_eq,
+        maps_directory, run,
+    },
 };
 
 const ENABLED: &str = "packets: { enabled: true }";
@@ -308,6 +312,42 @@ fn connections_go_on_when_the_map_of_flows_gets_another_size() -> Result<()> {
         let capacity = scene.node.status()?["flows"]["capacity"].clone();
         ensure_eq("entries", capacity, serde_json::json!(3 * flows + 1))?;
     }
+    Ok(())
+}
+
+/// The number of kills that [`connections_go_on_after_a_kill_while_the_flows_move`] makes.
+const KILLS: u32 = 6;
+
+#[test]
+#[ignore = "independent of the kernel: the daemon decides which maps it opens"]
+fn connections_go_on_after_a_kill_while_the_flows_move() -> Result<()> {
+    let scene = Scene::with(&["backend"], |settings| settings.maps.flows = 32)?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
+    let node = &scene.node;
+    let connect = || connect_to_node_port(node.outside(), &backend);
+    let replaced = node.bpffs().join(maps_directory("-old"));
+    let mut open = vec![connect()?];
+    let mut killed = 0;
+    for number in 0..KILLS {
+        node.stop()?;
+        let flows = [64, 32][usize::try_from(number % 2)?];
+        node.resize(|settings| settings.maps.flows = flows)?;
+        node.launch()?;
+        wait::until_briefly(CHANGE_TIMEOUT, || replaced.exists())?;
+        node.kill9()?;
+        killed += u32::from(replaced.join("flows").exists());
+        // The attached programs store this flow in the map that was to be replaced.
+        open.push(connect()?);
+        node.start()?;
+        for (index, (one, other)) in open.iter().enumerate() {
+            exchange_stream(one, other)
+                .with_context(|| format!("connection {index} after kill {number}"))?;
+        }
+        ensure!(!replaced.exists(), "the replaced maps are not removed");
+        let capacity = node.status()?["flows"]["capacity"].clone();
+        ensure_eq("entries", capacity, serde_json::json!(3 * flows + 1))?;
+    }
+    ensure!(killed > 0, "no kill came while the flows moved");
     Ok(())
 }
 

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
-    bpf::{self, Attachment, DataPath, Guard, RcuGrace},
+    bpf::{self, Attachment, Guard, RcuGrace},
     clock::monotonic,
     config::{Config, DetectLocal, LinkSelection, MasqueradeAddress, SteeringConfig},
     error_chain::chain,
@@ -120,6 +120,9 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let first = first_update(first, (&mut stop, &mut tunnel), &mut tasks).await?;
     if let Some(first) = first {
         let attachment = kernel.write_and_attach(&config, first).await?;
+        let programs = (&kernel, &attachment);
+        let packet_links = (links.clone(), flows.needs);
+        start_translation(&config, programs, packet_links, packets, &mut tasks);
         // The other fields stay in `kernel`, so that the pins and the state directory remain locked until
         // this function returns.
         let KernelSetup {
@@ -129,9 +132,6 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         } = kernel;
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
-        let programs = (&data_path, &attachment);
-        let packet_links = (links.clone(), flows.needs);
-        start_translation(&config, programs, packet_links, packets, &mut tasks);
         drop(data_path);
         if let Some((network, inside)) =
             start_steering(&config, guard, links, &own_node, network_view).await?
@@ -296,11 +296,24 @@ fn save_held_addresses(config: &Config, kernel: &mut KernelSetup, tasks: &mut Ta
     }
 }
 
-/// Attaches the programs that translate packets. If they use another map of flows than those before, moves the flows.
-fn move_flows(data_path: &DataPath, attach: impl FnOnce()) {
-    let Some(flows) = data_path.moving_flows() else {
+/// Removes the maps that have been replaced. A failure is only logged.
+fn remove_replaced_maps(kernel: &KernelSetup) {
+    if let Err(error) = kernel.data_path.remove_replaced_maps(&kernel.pins) {
+        let error = &error as &dyn std::error::Error;
+        warn!(error, "cannot remove the replaced maps");
+    }
+}
+
+/// Attaches the programs that translate packets. If they use another map of flows than those before, moves the flows, and removes
+/// the maps that are no longer needed then.
+fn move_flows(kernel: &KernelSetup, attach: impl FnOnce()) {
+    let Some(flows) = kernel.data_path.moving_flows() else {
         attach();
         return;
+    };
+    let attach = || {
+        remove_replaced_maps(kernel);
+        attach();
     };
     match RcuGrace::new() {
         Ok(grace) => flows.finish(&grace, monotonic, attach),
@@ -350,12 +363,12 @@ fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
 /// detaches those of an earlier process.
 fn start_translation(
     config: &Config,
-    (data_path, attachment): (&DataPath, &Attachment),
+    (kernel, attachment): (&KernelSetup, &Attachment),
     links: (watch::Receiver<NetworkState>, watch::Receiver<FlowNeeds>),
     view: watch::Sender<PacketsView>,
     tasks: &mut Tasks,
 ) {
-    let translation = match data_path.translation() {
+    let translation = match kernel.data_path.translation() {
         Ok(translation) => translation,
         Err(error) => {
             warn!(
@@ -374,14 +387,17 @@ fn start_translation(
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);
         let mut packets = PacketLinks::new(translation, links, settings, view);
-        move_flows(data_path, || {
+        move_flows(kernel, || {
             packets.check(false);
         });
         tasks.start("packets", packets.run(tasks.draining()));
-    } else if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
+        return;
+    }
+    if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
         let error = &error as &dyn std::error::Error;
         warn!(error, "cannot detach the programs of an earlier process");
     }
+    remove_replaced_maps(kernel);
 }
 
 /// This node's current addresses.

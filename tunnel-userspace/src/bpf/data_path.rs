@@ -112,6 +112,7 @@ pub struct DataPath {
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
     open_connections: Arc<OpenConnections>,
+    are_counts_merged: bool,
     moving_flows: Option<MovingFlows>,
     pub(super) has_packets: bool,
     sizes: MapSizes,
@@ -185,13 +186,17 @@ impl DataPath {
         if let Some(migration) = migration {
             migration.fill(&directory, now)?;
         }
-        let moving_flows = migration.and_then(|migration| migration.move_flows(&directory));
+        let moving_flows = match migration {
+            Some(migration) => migration.move_flows(&directory),
+            None => MovingFlows::resume(pins, &directory)?,
+        };
         let open_connections =
             OpenConnections::open(&directory, &pins.replaced(&directory, table::CONNS.name)?)?;
         Ok(Self {
             logging_uplink_program: None,
             programs,
             open_connections: Arc::new(open_connections),
+            are_counts_merged: false,
             moving_flows,
             has_packets,
             maps: directory,
@@ -235,10 +240,23 @@ impl DataPath {
     /// # Errors
     ///
     /// Returns an error if waiting for a grace period fails.
-    pub fn merge_replaced_counts(&self, grace: &impl GracePeriod) -> io::Result<()> {
+    pub fn merge_replaced_counts(&mut self, grace: &impl GracePeriod) -> io::Result<()> {
         if !self.open_connections.is_merged() {
             grace.wait()?;
             self.open_connections.merge_replaced();
+        }
+        self.are_counts_merged = true;
+        Ok(())
+    }
+
+    /// Removes the replaced maps, unless their counts have not been added to those in the new maps.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file or directory can't be removed.
+    pub fn remove_replaced_maps(&self, pins: &PinDirectory) -> Result<(), PinError> {
+        if self.are_counts_merged {
+            pins.remove_unused()?;
         }
         Ok(())
     }
@@ -294,7 +312,9 @@ impl DataPath {
         KernelFlows::open(&self.maps)
     }
 
-    /// Returns the flows that move from the map of an earlier process to another one, if there are any.
+    /// Returns the flows that move from the map of an earlier process to another one, if there are any. The replaced maps must
+    /// not be removed before [`MovingFlows::finish`] replaces the programs: a process that starts after this one was killed
+    /// completes the move.
     #[must_use]
     pub const fn moving_flows(&self) -> Option<&MovingFlows> {
         self.moving_flows.as_ref()

@@ -8,8 +8,10 @@
 //! 1. `v1-next` is created next to `v1` or `v0`, and filled
 //! 2. `v1` becomes `v1-old`
 //! 3. `v1-next` becomes `v1`
-//! 4. the programs are replaced
-//! 5. `v1-old`, or `v0`, is removed
+//! 4. the programs at sockets are replaced
+//! 5. the flows of packets are moved, if their map is replaced
+//! 6. `v1-old`, or `v0`, is removed
+//! 7. the programs for packets are replaced
 //!
 //! The daemon doesn't write to the old maps after the first step, so both sets keep the same contents.
 

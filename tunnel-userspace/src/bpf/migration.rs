@@ -61,16 +61,24 @@ pub(super) fn plan(
         ExistingMaps::None => Ok(StartMaps::New(wanted)),
         ExistingMaps::Current(current) if current == wanted => Ok(StartMaps::Existing(current)),
         // Programs may still use maps that were replaced when the daemon last started. Another change now
-        // would leave three maps with counts of open connections, but only two can be added up.
-        ExistingMaps::Current(current)
-            if !pins.replaced(&pins.maps(), table::CONNS.name)?.is_empty() =>
-        {
+        // would leave three maps with counts of open connections, but only two can be added up; and three with flows.
+        ExistingMaps::Current(current) if has_replaced(pins)? => {
             warn!("completing an earlier change of the maps; the sizes change at the next start");
             Ok(StartMaps::Existing(current))
         }
         ExistingMaps::Current(current) => plan_resize(pins.maps(), current, wanted, now),
         ExistingMaps::Older(directory) => plan_conversion(directory, wanted, now),
     }
+}
+
+/// Returns true if there are maps that were replaced, but that programs may still use.
+fn has_replaced(pins: &PinDirectory) -> Result<bool, PinError> {
+    for map in [table::CONNS, table::FLOWS] {
+        if !pins.replaced(&pins.maps(), map.name)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Plans new maps with other sizes, if the contents of the existing maps fit into them.

@@ -1,7 +1,9 @@
 //! Moves the flows of packets to a map of another size, while the programs that use it are replaced.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::fd::AsFd as _,
     path::Path,
     sync::mpsc::{self, RecvTimeoutError},
     thread,
@@ -14,8 +16,15 @@ use tunnel_common::{
     table,
 };
 
-use super::{flow_map::KernelFlows, sys::MapHandle};
+use super::{
+    attach,
+    flow_map::KernelFlows,
+    pin_directory::{PinDirectory, PinError},
+    sys::{self, MapHandle},
+    translation,
+};
 use crate::{
+    error_chain::chain,
     flows::{CopiedFlows, FlowCopy, SweepError},
     reconcile::GracePeriod,
 };
@@ -63,6 +72,27 @@ impl MovingFlows {
         };
         moving.copy_all()?;
         Ok(moving)
+    }
+
+    /// Opens the maps of a move that an earlier process did not finish before it was killed: the programs on links still use the
+    /// map that was replaced. Returns `None` if there is none, or if a map can't be opened, which is logged.
+    pub(super) fn resume(pins: &PinDirectory, new: &Path) -> Result<Option<Self>, PinError> {
+        let replaced = pins.replaced(new, table::FLOWS.name)?;
+        let Some(old) = replaced.first() else {
+            return Ok(None);
+        };
+        let resumed = match is_used(old, new, &pins.links()) {
+            Ok(false) => return Ok(None),
+            Ok(true) => Self::begin(old, new).map_err(|error| chain(&error)),
+            Err(error) => Err(chain(&error)),
+        };
+        if let Err(error) = &resumed {
+            tracing::warn!(
+                error,
+                "cannot move the flows of packets, which an earlier process has not done; their connections break"
+            );
+        }
+        Ok(resumed.ok())
     }
 
     /// Moves the flows as they are now, and calls `replace` to replace the programs. `now` returns the time of the monotonic
@@ -188,6 +218,31 @@ impl MovingFlows {
     fn freeze(&self, until: u64) -> Result<(), SweepError> {
         Ok(self.state.write(&FROZEN_UNTIL, &until)?)
     }
+}
+
+/// Returns true if programs for packets use the map of flows in `old`, and none uses that in `new`, which has the later flows
+/// otherwise.
+fn is_used(old: &Path, new: &Path, links: &Path) -> io::Result<bool> {
+    let mut used = BTreeSet::new();
+    for entry in fs::read_dir(links)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let row = name.to_str().and_then(attach::parse_pin_name);
+        if !row.is_some_and(|(row, _)| translation::ROWS.contains(row)) {
+            continue;
+        }
+        let pin = sys::open_pin(&entry.path())?;
+        let program = match sys::link_ids(pin.as_fd())? {
+            Some(ids) => ids.program,
+            None => sys::object_id(pin.as_fd())?,
+        };
+        used.extend(sys::program_by_id(program)?.maps);
+    }
+    let is_among = |directory: &Path| {
+        let map = sys::open_pin(&directory.join(table::FLOWS.name))?;
+        sys::object_id(map.as_fd()).map(|id| used.contains(&id))
+    };
+    Ok(is_among(old)? && !is_among(new)?)
 }
 
 /// Calls `freeze` again and again until the sender of `working` is dropped, or has not been for too long.

@@ -341,8 +341,8 @@ impl PinDirectory {
         ))
     }
 
-    /// Removes the maps that no program uses any more. Must be called only after all programs have been
-    /// attached.
+    /// Removes the maps that have been replaced. Must be called only after the programs at sockets have been attached, and
+    /// right before those for packets are.
     ///
     /// # Errors
     ///

@@ -16,8 +16,8 @@ use tunnel_common::{
 };
 
 use super::{
-    attachment_check::HEARTBEAT_CHECKS, locks::Locks, masquerade_ports, start_timer::StartTimer,
-    steering_rules,
+    attachment_check::HEARTBEAT_CHECKS, locks::Locks, masquerade_ports, remove_replaced_maps,
+    start_timer::StartTimer, steering_rules,
 };
 use crate::{
     admin::{Explain, Getter, NodeSetup, NodeViews, TunnelView},
@@ -61,7 +61,7 @@ pub(super) struct KernelSetup {
     /// The kernel program whose events are logged, if any.
     kernel_log: watch::Sender<Option<KernelLog>>,
     /// The pin directory, locked so that no second daemon can use it.
-    pins: Arc<PinDirectory>,
+    pub(super) pins: Arc<PinDirectory>,
     /// The programs of an earlier Culvert that are not pinned in the pin directory.
     strays: StrayPrograms,
     state: StateDir,
@@ -379,7 +379,10 @@ impl KernelSetup {
             )
             .map_err(failed("cannot pin the programs"))?;
         self.detach_strays();
-        self.remove_replaced_maps();
+        self.merge_replaced_counts();
+        if self.data_path.moving_flows().is_none() {
+            remove_replaced_maps(self);
+        }
         self.start_timer.finish_step(|times| &mut times.attach);
         self.start_event_log(config.log.kernel.as_ref(), &attachment);
         Ok(attachment)
@@ -398,17 +401,12 @@ impl KernelSetup {
         }
     }
 
-    /// Adds the counts in the replaced maps to those in the new maps, and removes the replaced maps. If that
-    /// fails, the replaced maps stay in place, and the daemon tries again at its next start.
-    fn remove_replaced_maps(&self) {
+    /// Adds the counts in the replaced maps to those in the new maps. If that fails, the replaced maps must stay in place, and
+    /// the daemon tries again at its next start.
+    fn merge_replaced_counts(&mut self) {
         let copied = RcuGrace::new().and_then(|grace| self.data_path.merge_replaced_counts(&grace));
         if let Err(error) = copied {
             warn!(%error, "cannot copy the counts of the replaced maps");
-            return;
-        }
-        if let Err(error) = self.pins.remove_unused() {
-            let error = &error as &dyn std::error::Error;
-            warn!(error, "cannot remove the replaced maps");
         }
     }
 

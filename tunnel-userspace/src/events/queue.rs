@@ -54,8 +54,8 @@ impl EventQueue {
     }
 
     /// Replaces the queued warnings. Warnings that were already queued keep their due times. Warnings about
-    /// objects that the API server does not have are dropped. If there are too many warnings, those of each
-    /// namespace are queued in turn.
+    /// objects that the API server does not have are dropped. If there are too many warnings, those about Nodes get
+    /// at least half of the room, and those of each namespace are queued in turn.
     pub(super) fn replace(
         &mut self,
         warnings: impl IntoIterator<Item = ObjectWarning>,
@@ -65,11 +65,13 @@ impl EventQueue {
         let is_of_node = |warning: &ObjectWarning| warning.regarding.kind == Kind::Node;
         // Warnings about Nodes come first, since a single problem with a node may cause problems with very
         // many Services.
-        let (of_nodes, others): (Vec<_>, Vec<_>) = warnings.into_iter().partition(is_of_node);
-        let others = others.into_iter().filter(|warning| warning.uid.is_some());
-        let room = MAX_QUEUED.saturating_sub(of_nodes.len());
-        let others = round_robin::take_by(others, namespace, room);
-        for warning in of_nodes.into_iter().take(MAX_QUEUED).chain(others) {
+        let (mut of_nodes, mut others): (Vec<_>, Vec<_>) =
+            warnings.into_iter().partition(is_of_node);
+        others.retain(|warning| warning.uid.is_some());
+        of_nodes.truncate(MAX_QUEUED - others.len().min(MAX_QUEUED / 2));
+        let room = MAX_QUEUED - of_nodes.len();
+        let others = round_robin::take_by(others.into_iter(), namespace, room);
+        for warning in of_nodes.into_iter().chain(others) {
             let jitter = MAX_JITTER.mul_f64(fastrand::f64());
             let due = last
                 .remove(&warning)
@@ -219,6 +221,30 @@ mod tests {
 
         assert_eq!(names.len(), MAX_QUEUED);
         assert!(names.contains("edge-1"));
+    }
+
+    #[tokio::test]
+    async fn very_many_warnings_about_nodes_leave_room_for_others() {
+        let of_node = |number: usize| ObjectWarning {
+            regarding: ObjectId::new(Kind::Node, ObjectName::new("", format!("edge-{number}"))),
+            uid: None,
+            ..warning("a")
+        };
+        let of_nodes = (0..2 * MAX_QUEUED).map(of_node);
+
+        let (queue, _) = queue(1, of_nodes.clone().chain([warning("service")]));
+        assert_eq!(queue.due.len(), MAX_QUEUED);
+        let has_service = |queue: &EventQueue| queue.due.contains_key(&warning("service"));
+        assert!(has_service(&queue));
+
+        let services = (0..2 * MAX_QUEUED).map(|number| warning(&number.to_string()));
+        let queue = self::queue(1, of_nodes.chain(services)).0;
+        let nodes = queue
+            .due
+            .keys()
+            .filter(|it| it.regarding.kind == Kind::Node);
+        assert_eq!(nodes.count(), MAX_QUEUED / 2);
+        assert_eq!(queue.due.len(), MAX_QUEUED);
     }
 
     #[tokio::test]

@@ -161,6 +161,8 @@ fn sessions_change_over_five_times_while_streams_stay_open_and_end_with_their_ce
         let mut stream = tunnel.connect(server.at())?;
         echo(&mut stream, b"hello")?;
         live.push(stream);
+        let all_shown = || streams_of_agent(&mut tunnel).is_ok_and(|shown| shown == live.len());
+        wait::until(ANSWER, all_shown).context("the agent's status lacks streams")?;
     }
     ensure!(server.accepted() == 1 + changes);
     // A session without streams has no reason to stay beside the agent's two for new streams.
@@ -181,6 +183,14 @@ fn expiries_of(tunnel: &Tunnel) -> Result<BTreeSet<String>> {
     let sessions = record.nodes[0]["sessions"].as_array().into_iter().flatten();
     let expiries = sessions.map(|it| it["certificateExpires"].to_string());
     Ok(expiries.collect())
+}
+
+/// Returns how many streams the status of the node's agent shows.
+fn streams_of_agent(tunnel: &mut Tunnel) -> Result<usize> {
+    let view = tunnel.agent("a")?.agent_state()?.view;
+    let connections = view["connections"].as_array().into_iter().flatten();
+    let streams = connections.filter_map(|it| it["streams"].as_u64());
+    Ok(usize::try_from(streams.sum::<u64>())?)
 }
 
 /// Returns the names of the sessions with the node's agent.

@@ -1,6 +1,9 @@
 //! The status of an agent and its connections, which the agent's tasks update, and a JSON view of it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
@@ -43,7 +46,8 @@ pub struct ConnectionView {
     /// gateway's is ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_skew_seconds: Option<f64>,
-    /// The traffic counters of the current or last session.
+    /// The traffic counters of the current or last session. Its streams include those of earlier sessions, which go on after a
+    /// renewal or a drain of the gateway.
     #[serde(flatten)]
     pub traffic: TrafficView,
 }
@@ -104,6 +108,20 @@ struct Connection {
     view: ConnectionView,
     /// The traffic counters of the current or last session.
     traffic: Arc<Traffic>,
+    /// Those of earlier sessions that may have open streams.
+    earlier: Vec<Weak<Traffic>>,
+}
+
+impl Connection {
+    fn view(&self) -> ConnectionView {
+        let earlier = self.earlier.iter().filter_map(Weak::upgrade);
+        let mut traffic = self.traffic.view();
+        traffic.streams += earlier.map(|earlier| earlier.streams()).sum::<u32>();
+        ConnectionView {
+            traffic,
+            ..self.view.clone()
+        }
+    }
 }
 
 impl AgentState {
@@ -116,6 +134,7 @@ impl AgentState {
             },
             // Replaced by the first session's.
             traffic: Traffic::new(&Arc::default()),
+            earlier: Vec::new(),
         });
         Self {
             connections: Mutex::new(connections.collect()),
@@ -127,13 +146,9 @@ impl AgentState {
     #[must_use]
     pub fn view(&self) -> AgentView {
         let connections = self.connections.lock();
-        let view = |connection: &Connection| ConnectionView {
-            traffic: connection.traffic.view(),
-            ..connection.view.clone()
-        };
         let label = |(reason, count): (Reason, u64)| (reason.label().to_owned(), count);
         AgentView {
-            connections: connections.iter().map(view).collect(),
+            connections: connections.iter().map(Connection::view).collect(),
             counts: self.counts.all().into_iter().map(label).collect(),
         }
     }
@@ -165,7 +180,9 @@ impl AgentState {
         skew: Option<SignedDuration>,
     ) {
         if let Some(connection) = self.connections.lock().get_mut(slot) {
-            connection.traffic = traffic;
+            let earlier = Arc::downgrade(&std::mem::replace(&mut connection.traffic, traffic));
+            connection.earlier.push(earlier);
+            connection.earlier.retain(|it| it.strong_count() > 0);
             connection.view.clock_skew_seconds = skew.map(|skew| skew.as_secs_f64());
         }
     }

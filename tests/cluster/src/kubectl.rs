@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
 use tunnel_tests::{
     sandbox::{Output, Process, Sandbox},
     wait,
@@ -62,6 +63,12 @@ impl Kubectl {
             "`kubectl {arguments}` failed: {stderr}"
         );
         Ok(output.stdout)
+    }
+
+    /// Runs `kubectl get` and returns the object, or the list of objects.
+    pub fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let arguments = [&["get", "-o", "json"], arguments].concat();
+        Ok(serde_json::from_str(&self.run(&arguments)?)?)
     }
 
     /// Runs `kubectl` and returns its output, whatever its exit status.

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::ByteString;
-use serde_json::{Value, json};
+use serde_json::json;
 use tunnel_tests::{
     certificate_request::{
         Attribute::{self, CommonName, Organization, Second},
@@ -39,14 +39,19 @@ struct Attack {
     /// The name and the uid of the Node that the user's token is bound to.
     node: Option<[String; 2]>,
     expiration_seconds: u32,
+    /// The name of a Node that has been deleted and created again, and the uid that it had before.
+    earlier_node: [String; 2],
 }
 
 /// A change that makes an allowed request break a rule, and the reason of the denial.
 type Change = (&'static str, fn(&mut Attack));
 
 /// The changes. Each makes the request break the rule with its reason, and no rule before that one.
-const CHANGES: [Change; 18] = [
+const CHANGES: [Change; 20] = [
     ("MalformedRequest", |it| it.request.has_larger_key = true),
+    ("MalformedRequest", |it| {
+        it.edit = |_| include_str!("rsa_1024_request.pem").to_owned();
+    }),
     ("MalformedRequest", |it| it.edit = |pem| pem.repeat(2)),
     ("MalformedRequest", |it| {
         it.edit = |pem| pem + &"x".repeat(100_000);
@@ -92,6 +97,11 @@ const CHANGES: [Change; 18] = [
     ("WrongNode", |it| {
         it.node = it.node.take().map(|[name, _]| [name, "another".to_owned()]);
     }),
+    ("WrongNode", |it| {
+        let [name, _] = &it.earlier_node;
+        it.request.subject[1] = CommonName(name.clone());
+        it.node = Some(it.earlier_node.clone());
+    }),
     ("WrongExpirationSeconds", |it| {
         it.expiration_seconds = 31 * 86_400
     }),
@@ -108,9 +118,36 @@ pub(super) fn are_denied(fixture: &Fixture<'_>) -> Result<()> {
     let edge = edge.context("the cluster has no edge node")?.name;
     let path = "jsonpath={.metadata.uid}";
     let uid = fixture.kubectl().run(&["get", "node", edge, "-o", path])?;
+    let earlier_node = create_twice(fixture)?;
+    let denied = send_all(fixture, [edge, &uid], &earlier_node);
+    let [earlier_node, _] = &earlier_node;
+    fixture.kubectl().run(&["delete", "node", earlier_node])?;
+    denied?;
+    check_events(fixture, edge)
+}
+
+/// Creates a Node, deletes it and creates it again. Returns its name and the uid that it had first.
+fn create_twice(fixture: &Fixture<'_>) -> Result<[String; 2]> {
+    let name = format!("{PREFIX}node");
+    let kubectl = fixture.kubectl();
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).to_string();
+    kubectl.apply(&node)?;
+    let uid = kubectl.get(&["node", &name])?["metadata"]["uid"].take();
+    kubectl.run(&["delete", "node", &name])?;
+    kubectl.apply(&node)?;
+    let uid = uid.as_str().context("the Node has no uid")?.to_owned();
+    Ok([name, uid])
+}
+
+/// Sends all requests, and waits until they are denied and counted.
+fn send_all(
+    fixture: &Fixture<'_>,
+    [edge, uid]: [&str; 2],
+    earlier_node: &[String; 2],
+) -> Result<()> {
     let before = denied_requests(fixture)?;
     for (number, (_, change)) in CHANGES.iter().enumerate() {
-        let mut attack = allowed(edge, &uid);
+        let mut attack = allowed(edge, uid, earlier_node);
         change(&mut attack);
         attack.send(fixture, number)?;
     }
@@ -121,7 +158,6 @@ pub(super) fn are_denied(fixture: &Fixture<'_>) -> Result<()> {
         let found = found.as_deref().unwrap_or_default();
         ensure!(found == reason, "{PREFIX}{number}: {found}, not {reason}");
     }
-    check_events(fixture, edge)?;
     let counted = denied_requests(fixture)? - before;
     let expected = u64::try_from(CHANGES.len())?;
     ensure!(
@@ -132,7 +168,7 @@ pub(super) fn are_denied(fixture: &Fixture<'_>) -> Result<()> {
 }
 
 /// Returns a request that meets all rules.
-fn allowed(node: &str, uid: &str) -> Attack {
+fn allowed(node: &str, uid: &str, earlier_node: &[String; 2]) -> Attack {
     Attack {
         signer: AGENT,
         request: CertificateRequest {
@@ -144,6 +180,7 @@ fn allowed(node: &str, uid: &str) -> Attack {
         user: AGENTS.to_owned(),
         node: Some([node, uid].map(str::to_owned)),
         expiration_seconds: 600,
+        earlier_node: earlier_node.clone(),
     }
 }
 
@@ -178,8 +215,7 @@ impl Attack {
 
 /// Returns the reason for which each request is denied, if it is and has no certificate.
 fn found_reasons(fixture: &Fixture<'_>) -> Result<Vec<Option<String>>> {
-    let list = fixture.kubectl().run(&["get", "csr", "-o", "json"])?;
-    let list: Value = serde_json::from_str(&list)?;
+    let list = fixture.kubectl().get(&["csr"])?;
     let all = list["items"].as_array().context("no list")?;
     let reason_of = |number| {
         let name = format!("{PREFIX}{number}");
@@ -196,8 +232,7 @@ fn found_reasons(fixture: &Fixture<'_>) -> Result<Vec<Option<String>>> {
 /// Expects Events on the Node about each reason for which a request with its name was denied.
 fn check_events(fixture: &Fixture<'_>, node: &str) -> Result<()> {
     let selector = format!("--field-selector=involvedObject.kind=Node,involvedObject.name={node}");
-    let arguments = ["get", "events", "-A", &selector, "-o", "json"];
-    let list: Value = serde_json::from_str(&fixture.kubectl().run(&arguments)?)?;
+    let list = fixture.kubectl().get(&["events", "-A", &selector])?;
     let events = list["items"].as_array().into_iter().flatten();
     let events = events.filter(|event| event["reason"] == "CertificateDenied");
     let messages: BTreeSet<String> = events.map(|event| event["message"].to_string()).collect();

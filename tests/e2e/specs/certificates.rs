@@ -111,8 +111,7 @@ pub(super) fn end_with_their_node(fixture: &Fixture<'_>) -> Result<()> {
     on_edge(fixture, |name| {
         let [cloud, _] = ends(fixture)?;
         let kubectl = fixture.kubectl();
-        let mut object: Value =
-            serde_json::from_str(&kubectl.run(&["get", "node", name, "-o", "json"])?)?;
+        let mut object = kubectl.get(&["node", name])?;
         let metadata = object["metadata"].as_object_mut().context("no metadata")?;
         for field in [
             "uid",
@@ -218,8 +217,7 @@ fn forget_certificates([cloud, edge]: [&Node; 2]) -> Result<()> {
 
 /// Returns all requests for certificates.
 fn requests(fixture: &Fixture<'_>) -> Result<Vec<Value>> {
-    let list = fixture.kubectl().run(&["get", "csr", "-o", "json"])?;
-    let mut list: Value = serde_json::from_str(&list)?;
+    let mut list = fixture.kubectl().get(&["csr"])?;
     Ok(list["items"]
         .as_array_mut()
         .map(std::mem::take)

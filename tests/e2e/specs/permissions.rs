@@ -105,8 +105,7 @@ fn granted_permissions(fixture: &Fixture<'_>) -> Result<BTreeSet<Permission>> {
     let mut granted = BTreeSet::new();
     for (account, roles) in ROLES {
         for role in roles {
-            let arguments = ["-n", NAMESPACE, "get", role, "-o", "json"];
-            let object: Value = serde_json::from_str(&fixture.kubectl().run(&arguments)?)?;
+            let object = fixture.kubectl().get(&["-n", NAMESPACE, role])?;
             let rules = object["rules"]
                 .as_array()
                 .with_context(|| format!("{role} has no rules"))?;

@@ -56,7 +56,7 @@ const NATIVE: &str = "native";
 /// Options for `cargo xtask vm`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Run all tests on all kernels, including the newest and this machine's own.
+    /// Run all kernel-dependent tests on all kernels, including the newest and this machine's own.
     #[arg(long, conflicts_with = "filter")]
     pub(crate) whole: bool,
     /// Run only on this kernel, or on this machine's own (`native`); may be repeated.
@@ -101,7 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.shell {
         return shell(&programs, &all_series, options.offline);
     }
-    let tests = TestSelection::new(&programs, &options.filter, options.whole)?;
+    let tests = TestSelection::new(&programs, &options.filter)?;
     let empty = |series: &&Series| empty_result(series, options);
     let mut results: Vec<KernelResult> = all_series.iter().map(empty).collect();
     let kernels = find_kernels(&all_series, options.offline, &mut results);

@@ -66,12 +66,11 @@ pub(crate) struct TestSelection {
 }
 
 impl TestSelection {
-    /// Selects the tests that match a filter. Without a filter, selects all tests if `all` is true, and
-    /// otherwise only those that depend on the kernel.
-    pub(crate) fn new(programs: &MachinePrograms, filter: &[String], all: bool) -> Result<Self> {
+    /// Selects the tests that match a filter. Without a filter, selects those that depend on the kernel.
+    pub(crate) fn new(programs: &MachinePrograms, filter: &[String]) -> Result<Self> {
         let packet = programs.list_tests(PACKET, filter, &[])?;
         let mut netns = programs.list_tests("netns", filter, &[])?;
-        if filter.is_empty() && !all {
+        if filter.is_empty() {
             let ignored = programs.list_tests("netns", &[], &["--ignored"])?;
             println!(
                 "leaving out {} netns tests that do not depend on the kernel; `cargo xtask test` \

@@ -100,6 +100,8 @@ pub struct AgentsSettings {
     pub gateway: SocketAddr,
     /// The time that bytes take between the agents and the gateway, in each direction, in milliseconds.
     pub delay_millis: u64,
+    /// True if the agents read their certificates again when the files change.
+    pub watch_files: bool,
 }
 
 /// The state of many agents in one process.

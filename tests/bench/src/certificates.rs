@@ -1,7 +1,15 @@
 //! Measures how long it takes until many agents that all need a certificate at once have got one from two controllers, on a real
-//! API server, and how much memory the controllers use.
+//! API server, and how much memory the controllers use. Each agent has a session with a gateway and a stream through it, and the
+//! streams must outlast the renewal.
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+mod streams;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
@@ -19,7 +27,11 @@ use tunnel_userspace::{
     source::kube::{self, KubeSettings},
 };
 
-use crate::report::{CommonOptions, Verdict};
+use self::streams::{FirstCa, Streams};
+use crate::{
+    descriptor_limit,
+    report::{CommonOptions, Verdict},
+};
 
 /// The number of controllers, as in the manifests.
 const CONTROLLERS: u16 = 2;
@@ -31,6 +43,10 @@ const API_CONNECTIONS: u32 = 8;
 const WAIT_LIMIT: Duration = Duration::from_secs(600);
 /// The interval at which the progress is printed.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The number of descriptors per agent that the process needs which has most of them: the agents' process, for two sessions
+/// through its relay and a stream.
+const DESCRIPTORS: u64 = 8;
 
 /// The targets: the time until all agents have a certificate, and the resident memory of a controller.
 const TIME_TARGET: Duration = Duration::from_secs(180);
@@ -53,11 +69,15 @@ pub(crate) struct Options {
 struct Report {
     agents: u32,
     all_ns: u64,
+    /// The time until all agents had renewed their sessions, too.
+    sessions_ns: u64,
+    streams_cut: usize,
     resident_bytes: Vec<u64>,
 }
 
 /// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    descriptor_limit::raise(u64::from(options.agents) * DESCRIPTORS)?;
     let components = Components::open(&options.kit)?;
     let logs = Logs::new(components.logs())?;
     let cluster = MinimalCluster::start(components, logs)?;
@@ -68,32 +88,51 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let directory = cluster.shared.lab.directory().join("agents");
     fs::create_dir(&directory)?;
-    let trust = directory.join("ca.pem");
+    let mut trusted = None;
     wait::until(WAIT_LIMIT, || {
-        trusted_cas(&cluster).is_ok_and(|text| fs::write(&trust, text).is_ok())
+        trusted = trusted_cas(&cluster).ok();
+        trusted.is_some()
     })
     .context("the controllers create no CA")?;
+    println!("connect {} agents ...", options.agents);
+    let ca = FirstCa::new()?;
+    let trust = trusted.unwrap_or_default() + &ca.pem();
+    fs::write(directory.join("ca.pem"), &trust)?;
+    let wanted: Vec<_> = (0..options.agents)
+        .map(|number| wanted(&node_name(number), &directory, &ca))
+        .collect::<Result<_>>()?;
+    let nodes = wanted.iter().map(|it| (it.node.clone(), it.files()));
+    let mut streams = Streams::open(&ca, &trust, nodes.collect(), &directory)?;
 
+    let start = Instant::now();
     let took = cluster.host(0)?.sandbox.in_network(|| {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        runtime.block_on(request_all(&cluster, options.agents, &directory))
+        runtime.block_on(request_all(&cluster, wanted))
     })?;
     let resident = controllers
         .iter()
         .map(|process| process_usage::resident_memory(process.pid()))
         .collect::<Result<Vec<_>>>()?;
+    println!("wait for the sessions ...");
+    streams.wait_for_renewal()?;
+    let sessions_took = start.elapsed();
+    let cut = streams.count_cut();
     let most = resident.iter().copied().max().unwrap_or(0);
     let report = Report {
         agents: options.agents,
         all_ns: nanoseconds(took),
+        sessions_ns: nanoseconds(sessions_took),
+        streams_cut: cut,
         resident_bytes: resident,
     };
     let text = format!(
-        "{} agents got their certificates in {:.1} s; a controller has at most {:.1} MB in memory\n",
+        "{} agents got their certificates in {:.1} s, and had renewed their sessions after {:.1} s; a controller has at most \
+         {:.1} MB in memory\n",
         options.agents,
         took.as_secs_f32(),
+        sessions_took.as_secs_f32(),
         Megabytes(most)
     );
     let verdicts = [
@@ -106,6 +145,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             "a controller below 50 MB".to_owned(),
             format!("{:.1} MB", Megabytes(most)),
             most < MEMORY_TARGET,
+        ),
+        Verdict::new(
+            format!("none of {} streams is cut", options.agents),
+            cut.to_string(),
+            cut == 0,
         ),
     ];
     options.common.report(&report, &text, &verdicts)
@@ -179,32 +223,32 @@ fn trusted_cas(cluster: &MinimalCluster) -> Result<String> {
     Ok(text.to_owned())
 }
 
+/// Returns the certificate that a node's agent requests, and writes its first one, which must be renewed.
+fn wanted(node: &str, directory: &Path, ca: &FirstCa) -> Result<Wanted> {
+    let wanted = Wanted {
+        role: Role::Agent,
+        node: node.to_owned(),
+        life: None,
+        ca: directory.join("ca.pem"),
+        directory: directory.join(node),
+    };
+    fs::create_dir(&wanted.directory)?;
+    ca.write_certificate(node, &wanted.files())?;
+    Ok(wanted)
+}
+
 /// Runs a requester for each agent until all have a certificate. Returns the time that this took.
-async fn request_all(
-    cluster: &MinimalCluster,
-    agents: u32,
-    directory: &std::path::Path,
-) -> Result<Duration> {
+async fn request_all(cluster: &MinimalCluster, agents: Vec<Wanted>) -> Result<Duration> {
     let (drain, draining) = watch::channel(false);
     let mut tasks = JoinSet::new();
     let mut states = Vec::new();
     let start = Instant::now();
-    for number in 0..agents {
-        let node = node_name(number);
-        let directory = directory.join(&node);
-        fs::create_dir(&directory)?;
+    for wanted in agents {
         let settings = KubeSettings {
-            kubeconfig: Some(cluster.kubelet_kubeconfig(&node)?.into()),
+            kubeconfig: Some(cluster.kubelet_kubeconfig(&wanted.node)?.into()),
             ..KubeSettings::default()
         };
         let client = kube::client(&Arc::new(settings)).await?;
-        let wanted = Wanted {
-            role: Role::Agent,
-            node,
-            life: None,
-            ca: directory.with_file_name("ca.pem"),
-            directory: directory.join("identity"),
-        };
         let clock = Box::new(Timestamp::now);
         let (requester, state) = Requester::new(wanted, KubeApi::new(client), clock);
         states.push(state);
@@ -220,7 +264,11 @@ async fn request_all(
             while tasks.join_next().await.is_some() {}
             return Ok(took);
         }
-        ensure!(took < WAIT_LIMIT, "only {done} of {agents} certificates");
+        ensure!(
+            took < WAIT_LIMIT,
+            "only {done} of {} certificates",
+            states.len()
+        );
         let mut rest = PROGRESS_INTERVAL;
         // The end is noticed at once.
         while !rest.is_zero() && !states.iter().all(|state| state.borrow().received > 0) {

@@ -8,6 +8,7 @@
 mod api;
 mod certificates;
 mod connect;
+mod descriptor_limit;
 mod packet;
 mod plot;
 mod program;

@@ -12,10 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use nix::sys::{
-    resource::{Resource, getrlimit, setrlimit},
-    signal::Signal,
-};
+use nix::sys::signal::Signal;
 use serde::Serialize;
 use tunnel_tests::{
     clock::{Instant, pause},
@@ -25,7 +22,10 @@ use tunnel_tests::{
 };
 use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
-use crate::report::{CommonOptions, Verdict, median};
+use crate::{
+    descriptor_limit,
+    report::{CommonOptions, Verdict, median},
+};
 
 /// The target for the time until all agents are connected to the restarted gateway.
 const TARGET: Duration = Duration::from_secs(3);
@@ -120,7 +120,8 @@ struct Measurements {
 
 /// Runs the benchmark and prints the results. With `check`, a missed target is an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    raise_descriptor_limit(options)?;
+    let connections = u64::from(options.agents) * u64::from(options.connections);
+    descriptor_limit::raise(DESCRIPTORS * connections)?;
     let lab = Lab::new()?;
     let mut fixture = Fixture::start(options, lab.directory())?;
     let mut lines = Vec::new();
@@ -188,18 +189,6 @@ fn text(measured: &Measurements) -> String {
     text
 }
 
-/// Raises the limit on open files, which the processes that this one starts inherit.
-fn raise_descriptor_limit(options: &Options) -> Result<()> {
-    let connections = u64::from(options.agents) * u64::from(options.connections);
-    let wanted = 1024 + DESCRIPTORS * connections;
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft < wanted {
-        let context = "cannot raise the limit on open files (ulimit -n)";
-        setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted)).context(context)?;
-    }
-    Ok(())
-}
-
 /// A gateway and its agents.
 struct Fixture {
     cloud: Option<TunnelProcess>,
@@ -257,6 +246,7 @@ impl Fixture {
             agents: agents.collect::<Result<_>>()?,
             gateway: cloud_settings.gateway.listen,
             delay_millis: options.round_trip_millis / 2,
+            watch_files: false,
         };
         let fixture = Self {
             count: settings.agents.len(),

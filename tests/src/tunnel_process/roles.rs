@@ -211,10 +211,12 @@ pub fn run_agents(settings: &Path, record: &Path) -> Result<()> {
 async fn serve_agents(settings: AgentsSettings, record: &Path) -> Result<()> {
     let delay = Duration::from_millis(settings.delay_millis);
     let (gateway, links) = slow_link::listen(settings.gateway, delay).await?;
-    let mut agents = Vec::new();
+    let (mut agents, mut stores) = (Vec::new(), Vec::new());
+    let watch_files = settings.watch_files;
     for mut settings in settings.agents {
         settings.agent.gateways = vec![gateway.to_string()];
-        let (_store, identity) = CertificateStore::open(settings.certificate, Role::Agent);
+        let (store, identity) = CertificateStore::open(settings.certificate, Role::Agent);
+        stores.extend(watch_files.then_some(store));
         let common = common_settings(settings.session);
         agents.push(Agent::new(settings.agent, common, identity)?);
     }
@@ -232,6 +234,9 @@ async fn serve_agents(settings: AgentsSettings, record: &Path) -> Result<()> {
         let mut running = JoinSet::new();
         for agent in agents {
             running.spawn(agent.run(draining.clone()));
+        }
+        for store in stores {
+            running.spawn(store.run(draining.clone()));
         }
         tokio::select! {
             () = links => {}

@@ -41,6 +41,7 @@ use tunnel_tests::{
 };
 
 use crate::{
+    capabilities,
     fixture::{Scene, WEB},
     service_addresses::{self, BALANCER, EXTERNAL, NODE_DNS, NODE_HTTP, configured},
     support::{
@@ -338,7 +339,7 @@ fn connections_go_on_after_a_kill_while_the_flows_move() -> Result<()> {
         killed += u32::from(replaced.join("flows").exists());
         // The attached programs store this flow in the map that was to be replaced.
         open.push(connect()?);
-        node.start()?;
+        capabilities::start(node)?;
         for (index, (one, other)) in open.iter().enumerate() {
             exchange_stream(one, other)
                 .with_context(|| format!("connection {index} after kill {number}"))?;

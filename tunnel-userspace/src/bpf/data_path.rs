@@ -249,12 +249,14 @@ impl DataPath {
         Ok(())
     }
 
-    /// Removes the replaced maps, unless their counts have not been added to those in the new maps.
+    /// Removes the replaced maps, unless their counts have not been added to those in the new maps. The map of flows is removed in
+    /// any case: the next process would move them again.
     ///
     /// # Errors
     ///
     /// Returns an error if a file or directory can't be removed.
     pub fn remove_replaced_maps(&self, pins: &PinDirectory) -> Result<(), PinError> {
+        pins.remove_replaced(&self.maps, table::FLOWS.name)?;
         if self.are_counts_merged {
             pins.remove_unused()?;
         }

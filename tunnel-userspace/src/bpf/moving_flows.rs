@@ -24,7 +24,6 @@ use super::{
     translation,
 };
 use crate::{
-    error_chain::chain,
     flows::{CopiedFlows, FlowCopy, SweepError},
     reconcile::GracePeriod,
 };
@@ -81,14 +80,15 @@ impl MovingFlows {
         let Some(old) = replaced.first() else {
             return Ok(None);
         };
-        let resumed = match is_used(old, new, &pins.links()) {
-            Ok(false) => return Ok(None),
-            Ok(true) => Self::begin(old, new).map_err(|error| chain(&error)),
-            Err(error) => Err(chain(&error)),
-        };
+        // Without CAP_SYS_ADMIN, the kernel doesn't show which maps a program uses. The pin of the old map is removed before any
+        // program is replaced.
+        if let Ok(false) = is_used(old, new, &pins.links()) {
+            return Ok(None);
+        }
+        let resumed = Self::begin(old, new);
         if let Err(error) = &resumed {
             tracing::warn!(
-                error,
+                error = error as &dyn std::error::Error,
                 "cannot move the flows of packets, which an earlier process has not done; their connections break"
             );
         }

@@ -316,6 +316,15 @@ impl PinDirectory {
         Ok(replaced)
     }
 
+    /// Removes the pins named `map` that refer to a different map from the one pinned in `directory`.
+    pub(super) fn remove_replaced(&self, directory: &Path, map: &str) -> Result<(), PinError> {
+        for other in self.replaced(directory, map)? {
+            let pin = other.join(map);
+            fs::remove_file(&pin).map_err(failed("remove", &pin))?;
+        }
+        Ok(())
+    }
+
     /// Creates the directories for maps and links.
     pub(super) fn create_directories(&self, maps: &Path) -> Result<(), PinError> {
         for directory in [maps, &self.links()] {

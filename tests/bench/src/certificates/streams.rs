@@ -88,7 +88,7 @@ impl Streams {
                 listen: any,
                 ..gateway::GatewaySettings::default()
             },
-            ingress: any,
+            ingress: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             prefix: (first.into(), length),
             targets: targets.collect(),
             certificate: (&files).into(),

@@ -28,7 +28,7 @@ const RENEWALS_TIMEOUT: Duration = Duration::from_secs(200);
 /// The time without controllers.
 const OUTAGE: Duration = Duration::from_secs(60);
 /// `controller.overlap` in these tests. The kubelets copy the trusted CAs to the pods within less.
-const OVERLAP: Duration = Duration::from_secs(20);
+const OVERLAP: Duration = Duration::from_secs(30);
 /// The time limit for a change of the CA to reach a session: an agent renews its sessions within a minute.
 const RENEWED: Duration = Duration::from_secs(120);
 
@@ -39,8 +39,8 @@ const REQUESTERS: [&str; 2] = [
 ];
 
 /// The name of a ConfigMap, and the section `controller` in it.
-const SHORT: (&str, &str) = ("culvert-controller-short", "{ life: 20s, overlap: 20s }");
-const LASTING: (&str, &str) = ("culvert-controller-lasting", "{ life: 3m, overlap: 20s }");
+const SHORT: (&str, &str) = ("culvert-controller-short", "{ life: 20s, overlap: 30s }");
+const LASTING: (&str, &str) = ("culvert-controller-lasting", "{ life: 3m, overlap: 30s }");
 
 pub(super) fn are_renewed_under_open_commands(fixture: &Fixture<'_>) -> Result<()> {
     on_edge(fixture, |name| {
@@ -97,7 +97,7 @@ pub(super) fn survive_controllers_and_a_ca(fixture: &Fixture<'_>) -> Result<()> 
             trusted_cas(fixture).is_ok_and(|count| count > 1)
         })
         .context("the next CA is not published")?;
-        pause(OVERLAP + Duration::from_secs(2));
+        pause(OVERLAP + Duration::from_secs(5));
         // Both ends request another certificate, which the next CA signs.
         forget_certificates([cloud, edge])?;
         let is_new = || issuers(cloud).is_ok_and(|now| now.is_disjoint(&old));

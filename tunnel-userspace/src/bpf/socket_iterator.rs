@@ -19,6 +19,13 @@ use crate::sockets::TranslatedSocket;
 
 /// The kernel function that an iterator over a socket storage map is attached to.
 const TARGET: &str = "bpf_iter_bpf_sk_storage_map";
+/// A function of kernels (Linux 7.0 and later) that crash if a socket is closed while the iterator visits it: this function sets
+/// the pointer `local_storage` of a value to null, and `__bpf_sk_storage_map_seq_show` reads the socket through that pointer
+/// without a check.
+///
+/// Sources: [kernel/bpf/bpf_local_storage.c](https://github.com/torvalds/linux/blob/0542972950ef26670a5696e43c0ea2b7b6ac96d4/kernel/bpf/bpf_local_storage.c),
+/// [net/core/bpf_sk_storage.c](https://github.com/torvalds/linux/blob/c3d77b22b8adb6a95a977c313f22060717ba90d9/net/core/bpf_sk_storage.c)
+const CRASHING: &str = "bpf_selem_unlink_nofail";
 /// The size of the record that the program writes for each socket: a [`TranslatedSocket`]. It ends with the
 /// [`Origin`] with which the map's value begins.
 const RECORD_SIZE: usize = size_of::<TranslatedSocket>();
@@ -78,16 +85,29 @@ impl SocketIterator {
 
 /// Loads the iterator program.
 fn load() -> io::Result<OwnedFd> {
-    let offsets = IteratorOffsets::find(&fs::read(VMLINUX_BTF)?).ok_or_else(|| {
-        let text =
-            format!("{VMLINUX_BTF} has no BTF for sockets, or for iterators over socket storage");
-        io::Error::new(io::ErrorKind::Unsupported, text)
+    let unsupported = |text: String| io::Error::new(io::ErrorKind::Unsupported, text);
+    let btf = fs::read(VMLINUX_BTF)?;
+    if may_crash(&btf) {
+        return Err(unsupported(format!(
+            "this kernel may crash while it iterates over socket storage (it has the function {CRASHING}, Linux 7.0)"
+        )));
+    }
+    let offsets = IteratorOffsets::find(&btf).ok_or_else(|| {
+        unsupported(format!(
+            "{VMLINUX_BTF} has no BTF for sockets, or for iterators over socket storage"
+        ))
     })?;
     sys::load_iterator(&build_program(&offsets), offsets.target_id)
 }
 
+/// Returns true if the kernel with this BTF may crash while it iterates over socket storage.
+fn may_crash(btf: &[u8]) -> bool {
+    let btf = Btf::parse(btf);
+    btf.is_some_and(|btf| btf.find(TypeKind::Function, CRASHING).is_some())
+}
+
 /// Returns true if this kernel accepts the iterator program from a process with all capabilities. A kernel
-/// may be built without BTF, or reject all programs of type tracing.
+/// may be built without BTF, reject all programs of type tracing, or crash while it iterates.
 ///
 /// # Errors
 ///

@@ -83,6 +83,23 @@ pub struct AgentSettings {
     pub clock: MachineClock,
 }
 
+impl AgentSettings {
+    /// Returns the settings of an agent that shares the threads of its process with many others.
+    #[must_use]
+    pub fn among_many(agent: agent::AgentSettings, certificate: IdentityFiles) -> Self {
+        Self {
+            agent,
+            certificate,
+            session: SessionLimits {
+                max_threads: 0,
+                ..SessionLimits::default()
+            },
+            open_files: None,
+            clock: MachineClock::default(),
+        }
+    }
+}
+
 /// A machine's clock.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct MachineClock {

@@ -18,7 +18,7 @@ use tunnel_tests::{
     clock::{Instant, pause},
     lab::Lab,
     pki::{Authority, PemFiles, Validity},
-    tunnel_process::{AgentSettings, AgentsSettings, CloudSettings, MachineClock, TunnelProcess},
+    tunnel_process::{AgentSettings, AgentsSettings, CloudSettings, TunnelProcess},
 };
 use tunnel_userspace::tunnel::{SessionLimits, agent, gateway};
 
@@ -227,20 +227,11 @@ impl Fixture {
                 &authority.pem(),
                 &authority.agent(&node, Validity::Current)?,
             )?;
-            Ok(AgentSettings {
-                agent: agent::AgentSettings {
-                    connections_per_gateway: options.connections,
-                    ..agent::AgentSettings::default()
-                },
-                certificate: (&files).into(),
-                // All agents share the process's threads.
-                session: SessionLimits {
-                    max_threads: 0,
-                    ..SessionLimits::default()
-                },
-                open_files: None,
-                clock: MachineClock::default(),
-            })
+            let agent = agent::AgentSettings {
+                connections_per_gateway: options.connections,
+                ..agent::AgentSettings::default()
+            };
+            Ok(AgentSettings::among_many(agent, (&files).into()))
         });
         let settings = AgentsSettings {
             agents: agents.collect::<Result<_>>()?,

@@ -14,9 +14,7 @@ use tokio::{io, net::TcpListener, runtime::Runtime};
 use tunnel_tests::{
     clock::{Instant, pause},
     pki::{Authority, PemFiles, Validity},
-    tunnel_process::{
-        AgentSettings, AgentsSettings, CloudSettings, MachineClock, Target, TunnelProcess,
-    },
+    tunnel_process::{AgentSettings, AgentsSettings, CloudSettings, Target, TunnelProcess},
 };
 use tunnel_userspace::{
     identity::IdentityFiles,
@@ -98,20 +96,13 @@ impl Streams {
         };
         let cloud = TunnelProcess::start("cloud", &directory.join("cloud"), &cloud)?;
         let count = nodes.len();
-        let agents = nodes.into_iter().map(|(_, certificate)| AgentSettings {
-            agent: agent::AgentSettings {
+        let agents = nodes.into_iter().map(|(_, certificate)| {
+            let agent = agent::AgentSettings {
                 allowed_targets: vec![at.to_string()],
                 connections_per_gateway: 1,
                 ..agent::AgentSettings::default()
-            },
-            certificate,
-            // All agents share the process's threads.
-            session: SessionLimits {
-                max_threads: 0,
-                ..SessionLimits::default()
-            },
-            open_files: None,
-            clock: MachineClock::default(),
+            };
+            AgentSettings::among_many(agent, certificate)
         });
         let agents = AgentsSettings {
             agents: agents.collect(),

@@ -368,6 +368,9 @@ fn start_translation(
     view: watch::Sender<PacketsView>,
     tasks: &mut Tasks,
 ) {
+    if kernel.data_path.moving_flows().is_none() {
+        remove_replaced_maps(kernel);
+    }
     let translation = match kernel.data_path.translation() {
         Ok(translation) => translation,
         Err(error) => {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    io,
     os::fd::AsFd as _,
     path::Path,
     sync::mpsc::{self, RecvTimeoutError},
@@ -17,11 +17,10 @@ use tunnel_common::{
 };
 
 use super::{
-    attach,
     flow_map::KernelFlows,
     pin_directory::{PinDirectory, PinError},
     sys::{self, MapHandle},
-    translation,
+    translation, uplink_programs,
 };
 use crate::{
     flows::{CopiedFlows, FlowCopy, SweepError},
@@ -224,18 +223,8 @@ impl MovingFlows {
 /// otherwise.
 fn is_used(old: &Path, new: &Path, links: &Path) -> io::Result<bool> {
     let mut used = BTreeSet::new();
-    for entry in fs::read_dir(links)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let row = name.to_str().and_then(attach::parse_pin_name);
-        if !row.is_some_and(|(row, _)| translation::ROWS.contains(row)) {
-            continue;
-        }
-        let pin = sys::open_pin(&entry.path())?;
-        let program = match sys::link_ids(pin.as_fd())? {
-            Some(ids) => ids.program,
-            None => sys::object_id(pin.as_fd())?,
-        };
+    for pin in uplink_programs::pins(links, translation::ROWS) {
+        let program = uplink_programs::program_of_pin(&pin.path)?;
         used.extend(sys::program_by_id(program)?.maps);
     }
     let is_among = |directory: &Path| {

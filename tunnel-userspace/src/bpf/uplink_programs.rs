@@ -302,31 +302,43 @@ impl UplinkPrograms {
     fn programs_of_pins(&self, device: u32) -> impl Iterator<Item = u32> {
         let rows = [GUARD, IN, OUT].into_iter();
         rows.filter_map(move |row| {
-            let link = sys::open_pin(&self.links.join(attach::pin_name(&row, device))).ok()?;
-            let ids = sys::link_ids(link.as_fd()).ok()??;
-            Some(ids.program)
+            program_of_pin(&self.links.join(attach::pin_name(&row, device))).ok()
         })
     }
 
     /// Returns the pins of these programs.
     fn pins(&self) -> Vec<Pin> {
-        let Ok(entries) = fs::read_dir(&self.links) else {
-            return Vec::new();
-        };
-        let pins = entries.flatten().filter_map(|entry| {
-            let (row, device) = attach::parse_pin_name(entry.file_name().to_str()?)?;
-            let (device, path) = (device?, entry.path());
-            self.rows.contains(row).then_some(Pin { row, device, path })
-        });
-        pins.collect()
+        pins(&self.links, self.rows)
     }
 }
 
 /// The pin of a program that is attached to an uplink.
-struct Pin {
+pub(super) struct Pin {
     row: &'static Program,
     device: u32,
-    path: PathBuf,
+    pub(super) path: PathBuf,
+}
+
+/// Returns the pins of programs in the directory for links.
+pub(super) fn pins(links: &Path, rows: &[Program]) -> Vec<Pin> {
+    let Ok(entries) = fs::read_dir(links) else {
+        return Vec::new();
+    };
+    let pins = entries.flatten().filter_map(|entry| {
+        let (row, device) = attach::parse_pin_name(entry.file_name().to_str()?)?;
+        let (device, path) = (device?, entry.path());
+        rows.contains(row).then_some(Pin { row, device, path })
+    });
+    pins.collect()
+}
+
+/// Returns the number of the program that a pin attaches: by a link, or by a filter, whose pin is the program.
+pub(super) fn program_of_pin(pin: &Path) -> io::Result<u32> {
+    let object = sys::open_pin(pin)?;
+    match sys::link_ids(object.as_fd())? {
+        Some(ids) => Ok(ids.program),
+        None => sys::object_id(object.as_fd()),
+    }
 }
 
 /// Returns true if a pin is a program for a device: a tcx link to that device, a tcx link to a removed device, or a

@@ -16,8 +16,8 @@ use tunnel_common::{
 };
 
 use super::{
-    attachment_check::HEARTBEAT_CHECKS, locks::Locks, masquerade_ports, remove_replaced_maps,
-    start_timer::StartTimer, steering_rules,
+    attachment_check::HEARTBEAT_CHECKS, locks::Locks, masquerade_ports, start_timer::StartTimer,
+    steering_rules,
 };
 use crate::{
     admin::{Explain, Getter, NodeSetup, NodeViews, TunnelView},
@@ -380,9 +380,6 @@ impl KernelSetup {
             .map_err(failed("cannot pin the programs"))?;
         self.detach_strays();
         self.merge_replaced_counts();
-        if self.data_path.moving_flows().is_none() {
-            remove_replaced_maps(self);
-        }
         self.start_timer.finish_step(|times| &mut times.attach);
         self.start_event_log(config.log.kernel.as_ref(), &attachment);
         Ok(attachment)

@@ -25,10 +25,8 @@ const TIMEOUT: Duration = Duration::from_secs(90);
 /// The number of renewals of each end's certificate, and the time limit for them.
 const RENEWALS: usize = 5;
 const RENEWALS_TIMEOUT: Duration = Duration::from_secs(200);
-/// The time without controllers.
+/// The time without controllers. It is longer than the overlap of CAs, and the kubelets copy trusted CAs to the pods within less.
 const OUTAGE: Duration = Duration::from_secs(60);
-/// `controller.overlap` in these tests. The kubelets copy the trusted CAs to the pods within less.
-const OVERLAP: Duration = Duration::from_secs(30);
 /// The time limit for a change of the CA to reach a session: an agent renews its sessions within a minute.
 const RENEWED: Duration = Duration::from_secs(120);
 
@@ -47,6 +45,8 @@ pub(super) fn are_renewed_under_open_commands(fixture: &Fixture<'_>) -> Result<(
         controller::configure(fixture, SHORT.0, SHORT.1)?;
         let renewed = renew_five_times(fixture, name);
         controller::configure(fixture, LASTING.0, LASTING.1)?;
+        // The next certificates are requested now, not when those of 20 s are nearly over.
+        forget_certificates(ends(fixture)?)?;
         let lasting = || certificates_last(fixture).unwrap_or(false);
         let lasting = wait::until(TIMEOUT, lasting);
         renewed?;
@@ -87,17 +87,19 @@ pub(super) fn survive_controllers_and_a_ca(fixture: &Fixture<'_>) -> Result<()> 
         let [cloud, edge] = ends(fixture)?;
         let commands = OpenCommands::start(fixture, name, "outage")?;
         let old = issuers(cloud)?;
-        controller::scale(fixture, 0)?;
         controller::renew_ca(fixture)?;
-        pause(OUTAGE);
-        let checked = commands.check();
-        controller::scale(fixture, controller::REPLICAS)?;
-        checked?;
         wait::until(TIMEOUT, || {
             trusted_cas(fixture).is_ok_and(|count| count > 1)
         })
         .context("the next CA is not published")?;
-        pause(OVERLAP + Duration::from_secs(5));
+        // The overlap ends while there is no controller.
+        controller::scale(fixture, 0)?;
+        pause(OUTAGE);
+        let checked = commands.check();
+        controller::scale(fixture, controller::REPLICAS)?;
+        checked?;
+        let signs = || has_next_ca(fixture).is_ok_and(|has_next| !has_next);
+        wait::until(TIMEOUT, signs).context("the next CA does not sign")?;
         // Both ends request another certificate, which the next CA signs.
         forget_certificates([cloud, edge])?;
         let is_new = || issuers(cloud).is_ok_and(|now| now.is_disjoint(&old));
@@ -253,6 +255,14 @@ fn trusted_cas(fixture: &Fixture<'_>) -> Result<usize> {
     ];
     let text = fixture.kubectl().run(&arguments)?;
     Ok(text.matches("BEGIN CERTIFICATE").count())
+}
+
+/// Returns true while there is a CA that does not sign yet.
+fn has_next_ca(fixture: &Fixture<'_>) -> Result<bool> {
+    let secret = fixture
+        .kubectl()
+        .get(&["-n", "kube-system", "secret", "culvert-ca"])?;
+    Ok(secret["data"].get("next-ca.pem").is_some())
 }
 
 /// Returns the sessions of the gateway.

@@ -16,7 +16,7 @@ use crate::{
     service_addresses::{self, BALANCER, EXTERNAL},
     support::{
         CHANGE_TIMEOUT, DNS, DNS_TARGET, Dialer, HOST, HTTP, RECOVERY_LIMIT, Vip, ensure_eq, errno,
-        expect_ended, http_server_name, query, receive, until_backends,
+        expect_ended, http_server_name, query, receive, until_backends, until_eq,
     },
 };
 
@@ -338,4 +338,34 @@ fn sockets_that_a_killed_daemon_did_not_end_are_ended_by_the_next_one() -> Resul
     scene.node.start()?;
     expect_all_ended(&serving)?;
     scene.until_ended(serving.len())
+}
+
+#[test]
+fn a_daemon_in_another_pid_namespace_ends_the_sockets_of_the_host_and_says_why_no_others()
+-> Result<()> {
+    if feature::lacks(test_name!(), &[Feature::SocketIterator])? {
+        return Ok(());
+    }
+    let scene = Scene::prepare_web(&["one", "two"], &["one"])?;
+    configure(&scene.node, "sockets", "{ terminate: [udp, tcp] }")?;
+    let prefix = ["unshare", "--pid", "--fork", "--kill-child=SIGTERM"].map(str::to_owned);
+    scene.node.launch_with(&prefix)?;
+    scene.node.wait_ready()?;
+    let sockets = scene.connect_udp_clients(WEB, "one")?;
+    let (of_host, of_pod) = sockets.split_at(Dialer::UDP.len());
+    let streams = scene.map_clients(&Dialer::TCP, |sandbox, dialer| {
+        Ok(dialer.connect(sandbox, WEB, HTTP)?)
+    })?;
+
+    scene.apply_web(&["two"])?;
+
+    expect_all_ended(of_host)?;
+    expect_answers(of_pod, "one")?;
+    for (client, stream) in &streams[..Dialer::TCP.len()] {
+        let error = errno(stream.peek(&mut [0]));
+        ensure_eq("error", error, Errno::ECONNABORTED).with_context(|| client.to_string())?;
+    }
+    let reason = "this process is not in the host's PID namespace (hostPID)";
+    let unreached = || Ok(scene.node.status()?["sockets"]["pods"]["unreached"].take());
+    until_eq("reason", serde_json::Value::from(reason), unreached)
 }

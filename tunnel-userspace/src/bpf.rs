@@ -20,7 +20,7 @@
 //! - `maps`: the service maps, the steering maps, and the counters
 //! - `socket_storage`: reads the translations that are stored with sockets
 //! - `mounts`: mounts the file systems that a node needs
-//! - `socket_iterator`: a BPF iterator over all values in a socket storage map
+//! - `socket_iterator`: BPF iterators over the sockets with a value in a socket storage map
 //! - `btf`: parses the kernel's BTF (pure)
 //! - `kernel_offsets`: finds the offsets of the kernel structure fields that the programs read
 //! - `path`: finds the file system that a path is on, and adds paths to errors

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     helper::run_helper,
-    namespaces::obstacle_to_entering,
+    namespaces::{is_in_initial_pid_namespace, obstacle_to_entering},
     stale::{TranslatedSocket, TranslationMaps},
     terminator::{Terminator, TerminatorSettings, Transport},
 };

@@ -402,15 +402,18 @@ pub(super) fn load_iterator(instructions: &[u64], target: u32) -> io::Result<Own
     load_program(instructions, BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, target)
 }
 
-/// Attaches an iterator program to the map to iterate over.
-pub(super) fn attach_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// Attaches an iterator program. `map` is the map to iterate over, if it iterates over one.
+pub(super) fn attach_iterator(
+    program: BorrowedFd<'_>,
+    map: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
     // This is a `union bpf_iter_link_info`, which holds only the map's descriptor.
-    let info = map.as_raw_fd();
-    let attr = Attr::new()
-        .fd(0, program)
-        .u32(8, BPF_TRACE_ITER)
-        .pointer(16, &raw const info)
-        .u32(24, 4);
+    let info = map.map(|map| map.as_raw_fd());
+    let attr = Attr::new().fd(0, program).u32(8, BPF_TRACE_ITER);
+    let attr = match &info {
+        Some(info) => attr.pointer(16, &raw const *info).u32(24, 4),
+        None => attr,
+    };
     // SAFETY: `info` has four bytes, as the attribute declares, and outlives the call; the command returns a
     // descriptor.
     unsafe { attr.call_for_fd(BPF_LINK_CREATE) }

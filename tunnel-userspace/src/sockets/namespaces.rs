@@ -17,6 +17,7 @@ use crate::capabilities::{self, SYS_ADMIN, SYS_PTRACE};
 
 /// The inode number of the initial PID namespace (`PROC_PID_INIT_INO` in `linux/proc_ns.h`).
 const INITIAL_PID_NAMESPACE: u64 = 0xeffffffc;
+const PID_NAMESPACE: &str = "/proc/self/ns/pid";
 
 /// Returns the inode number of the calling thread's network namespace.
 pub(super) fn own() -> io::Result<u32> {
@@ -65,11 +66,16 @@ pub fn obstacle_to_entering() -> Option<String> {
         Ok(missing) => return Some(format!("this process lacks {}", missing.join(" and "))),
         Err(error) => return Some(format!("cannot read /proc/thread-self/status: {error}")),
     }
-    match fs::metadata("/proc/self/ns/pid").map(|metadata| metadata.ino()) {
-        Ok(INITIAL_PID_NAMESPACE) => None,
-        Ok(_) => Some("this process is not in the host's PID namespace (hostPID)".to_owned()),
-        Err(error) => Some(format!("cannot read /proc/self/ns/pid: {error}")),
+    match is_in_initial_pid_namespace() {
+        Ok(true) => None,
+        Ok(false) => Some("this process is not in the host's PID namespace (hostPID)".to_owned()),
+        Err(error) => Some(format!("cannot read {PID_NAMESPACE}: {error}")),
     }
+}
+
+/// Returns true if this process is in the host's PID namespace.
+pub fn is_in_initial_pid_namespace() -> io::Result<bool> {
+    Ok(fs::metadata(PID_NAMESPACE)?.ino() == INITIAL_PID_NAMESPACE)
 }
 
 /// Moves the calling thread into a network namespace.

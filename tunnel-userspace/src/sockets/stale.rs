@@ -33,7 +33,8 @@ pub struct TranslatedSocket {
 
 /// The pinned maps that hold the backends and the sockets' translations.
 pub trait TranslationMaps: Send + Sync {
-    /// Calls `visit` for every socket that has a translation, in all network namespaces on the node.
+    /// Calls `visit` for every socket that has a translation, in all network namespaces on the node. On kernels that crash while
+    /// they iterate over socket storage, sockets may be missing (see `docs/kernel-support.md`).
     ///
     /// # Errors
     ///

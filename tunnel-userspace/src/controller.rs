@@ -6,6 +6,7 @@
 //! - `cluster`: the objects that are read and written
 //! - `ca_keeper`: makes the changes of the CA
 //! - `kube_cluster`: the objects on the API server
+//! - `received`: the requests as the API server sends them
 //! - `queue`: the requests that wait
 //! - `requests`: handles a request
 //! - `watch`: follows the requests on the API server
@@ -16,6 +17,7 @@ pub mod ca_state;
 pub mod cluster;
 mod kube_cluster;
 mod queue;
+mod received;
 pub mod requests;
 pub mod run;
 pub mod table;

@@ -23,6 +23,9 @@ pub enum ClusterError {
     /// The request failed.
     #[error("a request to the API server failed: {0}")]
     Failed(String),
+    /// The clock of this controller, or that of the API server, is wrong: the difference, in seconds.
+    #[error("the clocks of this controller and of the API server differ by {0} s")]
+    Clock(u64),
 }
 
 /// An Event about a Node.
@@ -43,7 +46,8 @@ pub trait Cluster: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// Reads the Secret with the CA.
+    /// Reads the Secret with the CA. Fails if this controller's clock is wrong, because all that is done with the CA depends on the
+    /// time.
     fn ca(&self) -> impl Future<Output = Result<Secret, ClusterError>> + Send;
 
     /// Writes the Secret with the CA, which has been read before.

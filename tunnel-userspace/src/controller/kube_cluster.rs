@@ -1,6 +1,7 @@
 //! The objects of the cluster, on the API server.
 
-use jiff::Timestamp;
+use http::header::DATE;
+use jiff::{SignedDuration, Timestamp, fmt::rfc2822::DateTimeParser};
 use k8s_openapi::{
     api::{
         certificates::v1::CertificateSigningRequest,
@@ -10,12 +11,15 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{
-    Api, Client,
-    api::{ObjectMeta, PostParams},
+    Api, Client, Resource as _,
+    api::{GetParams, ObjectMeta, PostParams},
+    client::Body,
+    core::Request,
 };
 
 use super::{
     cluster::{Cluster, ClusterError, NodeEvent},
+    received::{Received, Requests},
     table::NodeFacts,
 };
 use crate::{
@@ -27,6 +31,8 @@ use crate::{
 const NAME: &str = "culvert-ca";
 /// The controller that reports Events.
 const REPORTING_CONTROLLER: &str = "culvert.dev/controller";
+/// The largest difference between the clocks of this machine and of the API server with which certificates are issued.
+const MAX_SKEW: SignedDuration = SignedDuration::from_mins(5);
 /// The maximum length of an Event's note, in bytes (Kubernetes `pkg/apis/core/validation/events.go`).
 const MAX_NOTE: usize = 1024;
 
@@ -55,6 +61,24 @@ impl KubeCluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// Reads the Secret, and the time of the API server's clock.
+    async fn read_secret(&self) -> kube::Result<(Secret, Option<String>)> {
+        let request = Request::new(Secret::url_path(&(), Some(&self.namespace)));
+        let request = request.get(NAME, &GetParams::default());
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        let response = self.client.send(request.map(Body::from)).await?;
+        let date = response.headers().get(DATE);
+        let date = date.and_then(|date| date.to_str().ok()).map(str::to_owned);
+        let is_success = response.status().is_success();
+        let body = response.into_body().collect_bytes().await?;
+        if is_success {
+            let secret = serde_json::from_slice(&body).map_err(kube::Error::SerdeError)?;
+            return Ok((secret, date));
+        }
+        let status = serde_json::from_slice(&body).map_err(kube::Error::SerdeError)?;
+        Err(kube::Error::Api(status))
+    }
+
     /// Converts the error of an access to one of the two objects with the CA.
     fn of_ca(&self, error: kube::Error, kind: &str) -> ClusterError {
         if let kube::Error::Api(status) = &error
@@ -72,8 +96,12 @@ impl Cluster for KubeCluster {
     }
 
     async fn ca(&self) -> Result<Secret, ClusterError> {
-        let read = self.secrets().get(NAME).await;
-        read.map_err(|error| self.of_ca(error, "Secret"))
+        let (secret, date) = self
+            .read_secret()
+            .await
+            .map_err(|error| self.of_ca(error, "Secret"))?;
+        check_clock(date.as_deref(), self.now())?;
+        Ok(secret)
     }
 
     async fn replace_ca(&self, secret: Secret) -> Result<(), ClusterError> {
@@ -110,18 +138,15 @@ impl Cluster for KubeCluster {
         &self,
         request: CertificateSigningRequest,
     ) -> Result<CertificateSigningRequest, ClusterError> {
-        let requests = Api::<CertificateSigningRequest>::all(self.client.clone());
-        let name = request.metadata.name.clone().unwrap_or_default();
-        let params = PostParams::default();
-        let written = requests.replace_subresource("approval", &name, &params, &request);
-        written.await.map_err(converted)
+        let requests = Requests::new(self.client.clone());
+        let written = requests.replace("approval", &request).await;
+        let Received(written) = written.map_err(converted)?;
+        written.map_err(|error| ClusterError::Failed(error.to_string()))
     }
 
     async fn replace_status(&self, request: CertificateSigningRequest) -> Result<(), ClusterError> {
-        let requests = Api::<CertificateSigningRequest>::all(self.client.clone());
-        let name = request.metadata.name.clone().unwrap_or_default();
-        let params = PostParams::default();
-        let written = requests.replace_status(&name, &params, &request).await;
+        let requests = Requests::new(self.client.clone());
+        let written = requests.replace("status", &request).await;
         written.map(drop).map_err(converted)
     }
 
@@ -157,11 +182,43 @@ impl Cluster for KubeCluster {
     }
 }
 
+/// Compares this machine's clock with the date of a response of the API server (RFC 9110 section 6.6.1), if it has one.
+fn check_clock(date: Option<&str>, now: Timestamp) -> Result<(), ClusterError> {
+    let date = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok());
+    let difference = date.map(|date| now.duration_since(date).abs());
+    match difference.filter(|difference| *difference > MAX_SKEW) {
+        Some(difference) => Err(ClusterError::Clock(difference.as_secs().unsigned_abs())),
+        None => Ok(()),
+    }
+}
+
 fn converted(error: kube::Error) -> ClusterError {
     if let kube::Error::Api(status) = &error
-        && (status.is_conflict() || status.is_not_found())
+        && (status.is_conflict() || status.is_already_exists() || status.is_not_found())
     {
         return ClusterError::Conflict;
     }
     ClusterError::Failed(chain(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_done_while_the_clock_differs_from_that_of_the_api_server() {
+        let now = "2026-11-30T12:00:00Z".parse().expect("a time");
+        let check = |date| check_clock(date, now);
+
+        for date in [None, Some("later"), Some("Mon, 30 Nov 2026 12:04:59 GMT")] {
+            assert!(check(date).is_ok(), "{date:?}");
+        }
+        for date in [
+            "Mon, 30 Nov 2026 10:00:00 GMT",
+            "Mon, 30 Nov 2026 12:05:01 GMT",
+        ] {
+            let error = check(Some(date)).expect_err("another time").to_string();
+            assert!(error.contains("differ by"), "{error}");
+        }
+    }
 }

@@ -86,7 +86,6 @@ impl Queue {
         }
         // The API server keeps the field, whatever a write contains, and a larger request is denied.
         request.spec.request.0.truncate(MAX_REQUEST + 1);
-        request.metadata.managed_fields = None;
         let place = match state.waiting.get(&name) {
             Some(older) => older.place,
             None => state.next_place(&request),

@@ -188,7 +188,7 @@ async fn deny<C: Cluster>(
             node: node.clone(),
             reason: "CertificateDenied",
             message: format!(
-                "the request {name} for the certificate of {} was denied: {message}",
+                "the request {name} for the certificate of {} was denied ({reason}): {message}",
                 role.with_article()
             ),
             subject: format!("{role} {reason}"),

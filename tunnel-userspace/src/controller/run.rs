@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use kube::{Api, Client};
+use kube::Client;
 use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep},
@@ -16,6 +15,7 @@ use super::{
     cluster::Cluster,
     kube_cluster::KubeCluster,
     queue::{Queue, RETRY_DELAY},
+    received::Requests,
     requests::{self, Outcome, RequestSettings},
     watch as request_watch,
 };
@@ -86,7 +86,7 @@ pub async fn run(
     let cluster = KubeCluster::new(client.clone(), namespace, instance);
     let queue = Queue::default();
     let follow = |role: Role| {
-        let api = Api::<CertificateSigningRequest>::all(client.clone());
+        let api = Requests::new(client.clone());
         let handle = |request, is_deleted| queue.push(request, is_deleted);
         request_watch::follow(api, role.signer(), handle, &state, draining.clone())
     };

@@ -5,20 +5,27 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, pin_mut};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::{
-    Api,
     api::{ListParams, WatchEvent, WatchParams},
     core::Status,
 };
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tracing::warn;
 
-use super::run::ControllerState;
+use super::{
+    received::{Received, Requests},
+    run::ControllerState,
+};
 use crate::{drain, error_chain::chain};
 
 /// The number of requests in a page of a list. The API server accepts requests of up to a megabyte.
 const PAGE: u32 = 20;
 /// The longest duration of a watch, in seconds. All requests are listed again after it, so nothing stays forgotten.
 const WATCH_SECONDS: u32 = 280;
+/// The time after which a watch is ended at this end: the server, or a proxy in front of it, must have lost it.
+const WATCH_LIMIT: Duration = Duration::from_secs(310);
 /// The delays after a failure.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(30);
@@ -34,7 +41,7 @@ enum WatchError {
 
 /// Follows the requests of a signer until the drain begins. The state says why they can't be followed.
 pub(super) async fn follow(
-    api: Api<CertificateSigningRequest>,
+    api: Requests,
     signer: &'static str,
     handle: impl Fn(CertificateSigningRequest, bool) + Send + Sync,
     state: &watch::Sender<ControllerState>,
@@ -76,17 +83,20 @@ pub(super) async fn follow(
 }
 
 async fn list_and_watch(
-    api: &Api<CertificateSigningRequest>,
+    api: &Requests,
     fields: &str,
     handle: &(impl Fn(CertificateSigningRequest, bool) + Send + Sync),
     is_listed: impl Fn() + Send,
 ) -> Result<(), WatchError> {
+    let handle = |Received(received), is_deleted| match received {
+        Ok(request) => handle(request, is_deleted),
+        Err(error) => warn!(%error, "a request is ignored"),
+    };
     let mut params = ListParams::default().fields(fields).limit(PAGE);
     let version = loop {
         let page = api.list(&params).await?;
-        page.items
-            .into_iter()
-            .for_each(|request| handle(request, false));
+        let items = page.items.into_iter();
+        items.for_each(|request| handle(request, false));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params.continue_token = Some(token),
             None => break page.metadata.resource_version.unwrap_or_default(),
@@ -94,15 +104,21 @@ async fn list_and_watch(
     };
     is_listed();
     let params = WatchParams::default().fields(fields).timeout(WATCH_SECONDS);
-    let events = api.watch(&params, &version).await?;
-    pin_mut!(events);
-    while let Some(event) = events.next().await {
-        match event? {
-            WatchEvent::Added(request) | WatchEvent::Modified(request) => handle(request, false),
-            WatchEvent::Deleted(request) => handle(request, true),
-            WatchEvent::Bookmark(_) => {}
-            WatchEvent::Error(status) => return Err(WatchError::Status(status)),
+    let watching = async {
+        let events = api.watch(&params, &version).await?;
+        pin_mut!(events);
+        while let Some(event) = events.next().await {
+            match event? {
+                WatchEvent::Added(request) | WatchEvent::Modified(request) => {
+                    handle(request, false);
+                }
+                WatchEvent::Deleted(request) => handle(request, true),
+                WatchEvent::Bookmark(_) => {}
+                WatchEvent::Error(status) => return Err(WatchError::Status(status)),
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    // All requests are listed again after it.
+    timeout(WATCH_LIMIT, watching).await.unwrap_or(Ok(()))
 }

@@ -2,11 +2,14 @@
 //! beside the current one, signs once every end trusts it, and the old one is trusted until the last certificate that it signed
 //! has expired.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::identity::ca::{Authority, CaError};
+use crate::identity::ca::{Authority, CaError, check_cas};
 
 /// The keys of the Secret's data. The first two are those of `culvert ca init`.
 const CERT: &str = "ca.pem";
@@ -69,6 +72,9 @@ pub enum CaStateError {
     /// The next CA can't be used.
     #[error("the next CA in the Secret can't be used")]
     Next(#[source] CaError),
+    /// A certificate of an old CA can't be used.
+    #[error("the old CAs in the Secret can't be trusted")]
+    Old(#[source] CaError),
     /// A new CA can't be created.
     #[error("a CA can't be created")]
     Create(#[source] CaError),
@@ -96,7 +102,7 @@ pub fn plan(
     now: Timestamp,
 ) -> Result<Plan, CaStateError> {
     if !data.contains_key(CERT) && !data.contains_key(KEY) {
-        return created(data, settings, now, "there was no CA");
+        return created(data, published, settings, now, "there was no CA");
     }
     let current = read(data, (CERT, KEY)).and_then(|current| {
         current.check_validity(Path::new(CERT), now)?;
@@ -115,6 +121,7 @@ pub fn plan(
         Err(ref error) if must_renew && !is_not_valid_yet(error, now) => {
             return created(
                 data,
+                published,
                 settings,
                 now,
                 "the CA could not be used, and was to be renewed",
@@ -188,9 +195,11 @@ fn with_next(
     })
 }
 
-/// Puts a new CA in the place of one that is missing or can't be used. CAs that are still trusted remain so.
+/// Puts a new CA in the place of one that is missing or can't be used. CAs that are still trusted remain so, also if somebody has
+/// replaced the Secret.
 fn created(
     data: &CaData,
+    published: &str,
     settings: &CaSettings,
     now: Timestamp,
     why: &'static str,
@@ -204,7 +213,8 @@ fn created(
         .unwrap_or(Timestamp::MAX);
     let mut old = data.remove(OLD_CERTS).unwrap_or_default();
     append(&mut old, data.get(CERT));
-    let old = certificates_in(&String::from_utf8_lossy(&old));
+    append(&mut old, Some(&published.as_bytes().to_vec()));
+    let old = cas_in(&String::from_utf8_lossy(&old));
     if !old.is_empty() {
         let until = time(&data, OLD_UNTIL)
             .ok()
@@ -298,6 +308,10 @@ fn used(
         &mut trust,
         next.map(|next| next.cert_pem().into_bytes()).as_ref(),
     );
+    // An end uses no file in which a certificate is damaged, or is none of a CA.
+    if let Some(old) = data.get(OLD_CERTS) {
+        check_cas(Path::new(OLD_CERTS), old).map_err(CaStateError::Old)?;
+    }
     append(&mut trust, data.get(OLD_CERTS));
     Ok(Plan::Use {
         authority: Box::new(current),
@@ -307,13 +321,24 @@ fn used(
 
 /// Returns only the PEM sections that are certificates. Whoever fills in the Secret may put the key next to its certificate.
 fn certificates_in(pem: &str) -> String {
+    certificate_sections(pem).collect()
+}
+
+/// Returns each certificate of a CA once. Others, and those that are damaged, are left out.
+fn cas_in(pem: &str) -> String {
+    let mut found = BTreeSet::new();
+    let is_ca = |section: &String| check_cas(Path::new(OLD_CERTS), section.as_bytes()).is_ok();
+    certificate_sections(pem)
+        .filter(|section| is_ca(section) && found.insert(section.clone()))
+        .collect()
+}
+
+fn certificate_sections(pem: &str) -> impl Iterator<Item = String> {
     const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
     const END: &str = "-----END CERTIFICATE-----";
     let sections = pem.split(BEGIN).skip(1);
     let sections = sections.filter_map(|rest| rest.split_once(END));
-    sections
-        .map(|(body, _)| format!("{BEGIN}{}{END}\n", body.replace('\r', "")))
-        .collect()
+    sections.map(|(body, _)| format!("{BEGIN}{}{END}\n", body.replace('\r', "")))
 }
 
 /// Appends PEM sections, which begin at the beginning of a line.
@@ -327,7 +352,9 @@ fn append(pem: &mut Vec<u8>, more: Option<&Vec<u8>>) {
 fn read(data: &CaData, (cert, key): (&str, &str)) -> Result<Authority, CaError> {
     let value = |key: &str| data.get(key).map_or(&[][..], Vec::as_slice);
     let (cert, key) = ((Path::new(cert), value(cert)), (Path::new(key), value(key)));
-    Authority::parse(cert, key)
+    let authority = Authority::parse(cert, key)?;
+    check_cas(cert.0, cert.1)?;
+    Ok(authority)
 }
 
 fn time(data: &CaData, key: &'static str) -> Result<Option<Timestamp>, CaStateError> {

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 use self::authority::days_duration;
 pub use self::{
-    authority::{Authority, SKEW},
+    authority::{Authority, SKEW, check_cas},
     certificate_view::{CertificateKind, CertificateView, certificate_files, read_certificates},
 };
 use super::{

@@ -1,6 +1,8 @@
 use jiff::ToSpan as _;
+use rcgen::KeyPair;
 
 use super::*;
+use crate::identity::Role;
 
 const SETTINGS: CaSettings = CaSettings {
     ca_life: SignedDuration::from_hours(3650 * 24),
@@ -266,4 +268,47 @@ fn a_damaged_next_ca_is_replaced_if_that_is_asked_for() {
 
     model.must_renew = true;
     assert_eq!(model.settle().2, 2);
+}
+
+#[test]
+fn a_secret_that_was_emptied_keeps_the_trust_in_the_cas_that_are_published() {
+    let mut model = Model::new();
+    let (_, first, _) = model.settle();
+    model.must_renew = true;
+    model.settle();
+    model
+        .published
+        .push_str("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n");
+    model.data = CaData::new();
+
+    let (changes, signer, trusted) = model.settle();
+
+    assert_eq!(changes, ["there was no CA"]);
+    assert_ne!(signer, first);
+    assert_eq!(trusted, 3, "without the damaged one");
+    assert!(model.published.contains(&certificates_in(&first)));
+    assert_eq!(model.after(days(30)).2, 3);
+    assert_eq!(model.after(days(1)).2, 1);
+}
+
+#[test]
+fn a_certificate_that_no_end_would_trust_is_not_published() {
+    let mut model = Model::new();
+    model.settle();
+    let current = model.data[CERT].clone();
+    let authority = read(&model.data, (CERT, KEY)).expect("a CA");
+    let (key, until) = (KeyPair::generate().expect("a key"), model.now + days(1));
+    let leaf = authority.certify(&key, Role::Agent, "a", (model.now, until));
+    let leaf = leaf.expect("a certificate");
+    let with_leaf = [&current[..], leaf.as_bytes()].concat();
+    for (key, value) in [(CERT, &with_leaf), (OLD_CERTS, &with_leaf)] {
+        let mut model = Model {
+            data: model.data.clone(),
+            ..Model::new()
+        };
+        model.data.insert(key.to_owned(), value.clone());
+        let until = (model.now + days(9)).to_string();
+        model.data.insert(OLD_UNTIL.to_owned(), until.into_bytes());
+        assert!(model.error().contains(key), "{}", model.error());
+    }
 }

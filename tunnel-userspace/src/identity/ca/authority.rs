@@ -47,6 +47,19 @@ pub(super) struct Pair {
     pub(super) is_shortened: bool,
 }
 
+/// Checks that a file contains certificates, all of them those of CAs. Ends accept no other file with trusted CAs.
+///
+/// # Errors
+///
+/// Returns an error that names the first certificate that is damaged, or is none of a CA.
+pub fn check_cas(path: &Path, bytes: &[u8]) -> Result<(), CaError> {
+    let certificates = pem_files::parse_certificates(path, bytes)?;
+    let other = certificates.into_iter().find(|(_, parsed)| !parsed.is_ca);
+    other.map_or(Ok(()), |(_, parsed)| {
+        Err(file_error(path, FileProblem::NotCa(parsed.subject)).into())
+    })
+}
+
 impl Authority {
     /// Creates a CA with a new key, which expires at `until`.
     ///

@@ -59,6 +59,8 @@ pub enum Validity {
     Longer,
     /// Valid now and for a time in seconds.
     Seconds(u64),
+    /// Valid since an hour ago, and for two more days.
+    SinceAnHour,
 }
 
 impl Authority {
@@ -147,10 +149,14 @@ impl Authority {
 
 fn set_validity(params: &mut CertificateParams, validity: Validity) {
     let now = SystemTime::now();
-    params.not_before = (now - VALIDITY).into();
+    let from = match validity {
+        Validity::Current | Validity::Longer | Validity::Seconds(_) => now - VALIDITY,
+        Validity::SinceAnHour => now - Duration::from_hours(1),
+    };
+    params.not_before = from.into();
     params.not_after = match validity {
         Validity::Current => now + VALIDITY,
-        Validity::Longer => now + VALIDITY * 2,
+        Validity::Longer | Validity::SinceAnHour => now + VALIDITY * 2,
         Validity::Seconds(seconds) => now + Duration::from_secs(seconds),
     }
     .into();

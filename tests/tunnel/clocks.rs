@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 use tunnel_tests::{pki::Validity, tunnel_process::AgentState, wait};
 
 use crate::{
@@ -29,6 +30,31 @@ fn a_machine_that_wakes_in_1970_connects_as_of_the_last_time_that_it_wrote_down(
     ensure!(problem.contains("says 1970-01-01T"), "{state:?}");
     let skew = tunnel.record()?.nodes[0]["sessions"][0]["clockSkewSeconds"].clone();
     ensure!(skew.as_f64() < Some(-1e9), "{skew}");
+    Ok(())
+}
+
+#[test]
+fn a_machine_that_wakes_in_1970_learns_from_a_gateways_certificate_that_it_is_later_already()
+-> Result<()> {
+    let server = Server::start(Behaviour::Echo)?;
+    let mut settings = TunnelSettings::of(&[server.at()]);
+    settings.agents_ahead = -Timestamp::now().as_second();
+    let mut tunnel = settings.without_agents()?;
+    let expires = |tunnel: &Tunnel| Ok(tunnel.record()?.identity["expires"].clone());
+    let earlier: Value = expires(&tunnel)?;
+    let gateway = tunnel.authority().gateway(Validity::SinceAnHour)?;
+    let ca = tunnel.authority().pem();
+    tunnel.files("gateway").write(&ca, &gateway)?;
+    let is_other = |now: Result<Value>| now.is_ok_and(|now| now != earlier);
+    wait::until(ANSWER, || is_other(expires(&tunnel)))?;
+    tunnel.remember_time(Timestamp::now() - SignedDuration::from_hours(2))?;
+
+    tunnel.start_agent("a")?;
+
+    echo(&mut tunnel.connect(server.at())?, b"hello")?;
+    let agent = tunnel.agent("a")?;
+    let learnt = "a certificate is valid from a later time on";
+    ensure!(agent.log().contains(learnt), "{}", agent.log());
     Ok(())
 }
 

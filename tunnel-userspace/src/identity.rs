@@ -9,6 +9,7 @@ mod deny_verifier;
 mod file_poll;
 mod file_problem;
 mod key_directory;
+mod late_clock_verifier;
 mod node_name;
 mod peer;
 mod pem_files;

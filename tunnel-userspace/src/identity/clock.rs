@@ -145,6 +145,20 @@ pub fn confirm(other: Timestamp) {
     }
 }
 
+/// Remembers a time that a trusted CA has shown to be past, while the clock of this machine can't be right.
+pub(super) fn learn(past: Timestamp) {
+    if problem().is_none() {
+        return;
+    }
+    let mut clock = CLOCK.lock();
+    if past <= clock.now() {
+        return;
+    }
+    clock.earliest = Some((past, since_boot()));
+    drop(clock);
+    warn!(%past, "the clock of this machine is wrong: a certificate is valid from a later time on");
+}
+
 /// Writes down the time that follows from the last one that another machine has confirmed, every ten minutes. Blocks.
 pub(super) fn write_down() {
     let mut clock = CLOCK.lock();

@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
 use jiff::Timestamp;
@@ -25,6 +24,7 @@ use super::{
     certificate::ParsedCertificate,
     clock,
     deny_verifier::DenyVerifier,
+    late_clock_verifier::{LateClockVerifier, timestamp, unix_time},
     pem_files::{self, FileContents, file_error},
 };
 
@@ -332,29 +332,23 @@ impl TimeProvider for VerificationClock {
     }
 }
 
-fn unix_time(time: Timestamp) -> UnixTime {
-    let seconds = u64::try_from(time.as_second()).unwrap_or_default();
-    UnixTime::since_unix_epoch(Duration::from_secs(seconds))
-}
-
 /// Returns the message of an error. If it is about the dates of a certificate, the message has these and the time of the clock.
 #[must_use]
 pub fn describe(error: &Error) -> String {
-    let read = |time: UnixTime| {
-        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-        Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX)
-    };
     let Error::InvalidCertificate(problem) = error else {
         return error.to_string();
     };
     let (dates, time) = if let CertificateError::ExpiredContext { time, not_after } = problem {
-        (format!("expired on {}", read(*not_after)), time)
+        (format!("expired on {}", timestamp(*not_after)), time)
     } else if let CertificateError::NotValidYetContext { time, not_before } = problem {
-        (format!("is not valid before {}", read(*not_before)), time)
+        (
+            format!("is not valid before {}", timestamp(*not_before)),
+            time,
+        )
     } else {
         return error.to_string();
     };
-    let clock = clock::describe(read(*time));
+    let clock = clock::describe(timestamp(*time));
     format!("the peer's certificate {dates}, and {clock}")
 }
 
@@ -396,9 +390,11 @@ fn client_config(
     resolver: Arc<SingleCertAndKey>,
 ) -> Result<ClientConfig, Error> {
     let clock = Arc::new(VerificationClock);
+    let verifier = LateClockVerifier(Arc::clone(&verifiers.server_verifier));
     let mut config = ClientConfig::builder_with_details(Arc::clone(provider), clock)
         .with_protocol_versions(&[&TLS13])?
-        .with_webpki_verifier(Arc::clone(&verifiers.server_verifier))
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_cert_resolver(resolver);
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();

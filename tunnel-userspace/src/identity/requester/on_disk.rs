@@ -28,6 +28,10 @@ pub(super) struct OnDisk {
     pending_request: PathBuf,
 }
 
+/// The longest time to wait until a certificate becomes valid. The clock of the controller that has issued it is ahead; that of
+/// another one may be right.
+const MAX_WAIT: SignedDuration = SignedDuration::from_mins(10);
+
 /// The reason why a certificate was not written.
 pub(super) enum NotInstalled {
     /// It may be possible later.
@@ -194,14 +198,17 @@ impl OnDisk {
         };
         let current = self.verify(&contents, now).map_err(|error| {
             let text = error.to_string();
-            let is_useless = matches!(
-                error.problem,
-                FileProblem::Expired { .. }
-                    | FileProblem::KeyMismatch { .. }
-                    | FileProblem::WrongRole { .. }
-                    | FileProblem::WrongPurpose(_)
-                    | FileProblem::OtherNode(..)
-            );
+            let is_useless = match error.problem {
+                FileProblem::NotYetValid { from, now } => now.duration_until(from) > MAX_WAIT,
+                ref problem => matches!(
+                    problem,
+                    FileProblem::Expired { .. }
+                        | FileProblem::KeyMismatch { .. }
+                        | FileProblem::WrongRole { .. }
+                        | FileProblem::WrongPurpose(_)
+                        | FileProblem::OtherNode(..)
+                ),
+            };
             if is_useless && error.path == self.files.cert {
                 NotInstalled::Useless(text)
             } else {

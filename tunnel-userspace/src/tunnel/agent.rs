@@ -23,16 +23,17 @@ use super::{
     log_limit::LogLimit,
     peer_certificates::RenewalTimer,
     session_threads::{SessionThreads, ThreadHandle},
+    sessions::MAX_PER_SOURCE,
     traffic::Traffic,
 };
 use crate::{drain, duration, error_chain::chain, identity};
 
-/// The number of concurrent sessions in one connection slot, the current one and earlier ones with open streams, from which on
-/// the current one is renewed in place.
+/// The maximum number of concurrent sessions in one connection slot, the current one and earlier ones with open streams, from
+/// which on the current one is renewed in place.
 const MAX_SESSIONS_PER_SLOT: usize = 4;
 /// The maximum number of concurrent sessions in one connection slot whose gateways drain.
 const MAX_DRAINING_SESSIONS: usize = 4;
-/// The maximum number of all sessions in one connection slot. Those of both slots are a gateway's limit for an address.
+/// The maximum number of all sessions in one connection slot. Those of two slots are a gateway's limit for an address.
 const MAX_SESSIONS: usize = 8;
 /// The time limit for the gateway to confirm that it has renewed sessions.
 const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,6 +58,15 @@ pub struct AgentSettings {
     pub max_pending_dials: usize,
     /// The address and port on which the agent serves `/metrics`, `/status`, `/healthz` and `/readyz`.
     pub admin_address: SocketAddr,
+}
+
+impl AgentSettings {
+    /// Returns the number of sessions in a connection slot from which on the current one is renewed in place. The sessions of all
+    /// slots, and those that renew them, are within the gateway's limit for an address.
+    fn max_sessions_per_slot(&self) -> usize {
+        let slots = usize::from(self.connections_per_gateway).max(1);
+        (MAX_PER_SOURCE / slots - 1).min(MAX_SESSIONS_PER_SLOT)
+    }
 }
 
 impl Default for AgentSettings {
@@ -397,7 +407,7 @@ impl ConnectionTask {
     ) -> Result<Renewed, String> {
         let renewal = Renewal {
             sessions: sessions.open(),
-            is_all: sessions.tasks.len() >= MAX_SESSIONS_PER_SLOT,
+            is_all: sessions.tasks.len() >= self.shared.settings.max_sessions_per_slot(),
         };
         let is_all = renewal.is_all;
         let connected = Box::pin(self.connect(renewal)).await?;
@@ -461,5 +471,23 @@ impl ConnectionTask {
 
     fn set_state(&self, state: ConnectionState, next: Option<Timestamp>, error: Option<String>) {
         self.shared.state.set_state(self.slot, state, next, error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sessions_of_all_slots_and_their_renewals_are_within_the_gateways_limit() {
+        for (connections_per_gateway, expected) in [(1, 4), (2, 4), (3, 4), (4, 3)] {
+            let settings = AgentSettings {
+                connections_per_gateway,
+                ..AgentSettings::default()
+            };
+            let sessions = settings.max_sessions_per_slot();
+            assert_eq!(sessions, expected);
+            assert!((sessions + 1) * usize::from(connections_per_gateway) <= MAX_PER_SOURCE);
+        }
     }
 }

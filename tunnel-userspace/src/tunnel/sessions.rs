@@ -44,7 +44,7 @@ use crate::{
 const MAX_PER_NODE: usize = 32;
 /// The maximum number of a node's sessions from one address, so that a stolen certificate that is used from
 /// elsewhere leaves room for the node's agent.
-const MAX_PER_SOURCE: usize = 16;
+pub(super) const MAX_PER_SOURCE: usize = 16;
 /// The time for which an error is shown.
 const ERROR_LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 

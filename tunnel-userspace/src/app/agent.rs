@@ -35,7 +35,7 @@ pub async fn agent(config: Config) -> Result<(), RoleError> {
 /// Runs the agent until `stop` completes.
 async fn serve(config: &Config, stop: impl Future<Output = ()>) -> Result<(), RoleError> {
     let mut tasks = Tasks::default();
-    let identity = certificate::open(config, Role::Agent, &mut tasks).await?;
+    let identity = certificate::open(config, Role::Agent, &mut tasks);
     let (Some(section), Some(identity)) = (&config.tunnel.agent, identity) else {
         let why = "the config must have the sections tunnel.agent and tunnel.identity";
         return Err(failed("cannot start the agent")(why));

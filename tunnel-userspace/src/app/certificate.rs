@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 
-use super::{RoleError, failed};
 use crate::{
     config::{Config, RequestConfig},
+    error_chain::chain,
     identity::{
         CertificateReceiver, CertificateStore, IdentityFiles, Role, clock,
-        requester::{KubeApi, RequestState, Requester, Wanted},
+        requester::{ApiError, Asked, KubeApi, RequestApi, RequestState, Requester, State, Wanted},
     },
     source::kube::{self, KubeSettings},
     tasks::Tasks,
@@ -19,26 +19,16 @@ use crate::{
 const DIRECTORY: &str = "identity";
 
 /// Opens the certificate that the config describes, and starts its tasks. Returns `None` if there is no section for it.
-///
-/// # Errors
-///
-/// Returns an error if the credentials for requests can't be used.
-pub(super) async fn open(
-    config: &Config,
-    role: Role,
-    tasks: &mut Tasks,
-) -> Result<Option<CertificateReceiver>, RoleError> {
-    let Some(identity) = &config.tunnel.identity else {
-        return Ok(None);
-    };
+pub(super) fn open(config: &Config, role: Role, tasks: &mut Tasks) -> Option<CertificateReceiver> {
+    let identity = config.tunnel.identity.as_ref()?;
     clock::open(&config.state_dir);
     let (files, requests) = match (&identity.files, &identity.request) {
         (Some(files), _) => (files.clone(), None),
         (None, Some(request)) => {
-            let (files, requests) = start_requests(config, role, request, tasks).await?;
+            let (files, requests) = start_requests(config, role, request, tasks);
             (files, Some(requests))
         }
-        (None, None) => return Ok(None),
+        (None, None) => return None,
     };
     let (mut store, mut receiver) = CertificateStore::open(files, role);
     if role == Role::Agent {
@@ -49,15 +39,15 @@ pub(super) async fn open(
         receiver.add_requests(requests);
     }
     tasks.start("identity", store.run(tasks.draining()));
-    Ok(Some(receiver))
+    Some(receiver)
 }
 
-async fn start_requests(
+fn start_requests(
     config: &Config,
     role: Role,
     request: &RequestConfig,
     tasks: &mut Tasks,
-) -> Result<(IdentityFiles, watch::Receiver<RequestState>), RoleError> {
+) -> (IdentityFiles, watch::Receiver<RequestState>) {
     let settings = KubeSettings {
         kubeconfig: request.kubeconfig.clone(),
         ..KubeSettings::default()
@@ -66,8 +56,10 @@ async fn start_requests(
         (None, Some(source)) => source.clone(),
         (Some(_), _) | (None, None) => settings,
     };
-    let client = kube::client(&Arc::new(settings)).await;
-    let client = client.map_err(failed("cannot request a certificate"))?;
+    let api = ApiServer {
+        settings: Arc::new(settings),
+        api: OnceCell::new(),
+    };
     let wanted = Wanted {
         role,
         node: config.node_name.clone(),
@@ -77,7 +69,26 @@ async fn start_requests(
     };
     let files = wanted.files();
     let clock = Box::new(clock::now);
-    let (requester, state) = Requester::new(wanted, KubeApi::new(client), clock);
+    let (requester, state) = Requester::new(wanted, api, clock);
     tasks.start("certificate requests", requester.run(tasks.draining()));
-    Ok((files, state))
+    (files, state)
+}
+
+/// The API server. Its credentials are read for the first request, and again as long as they can't be used: a kubelet may not have
+/// written its own yet.
+struct ApiServer {
+    settings: Arc<KubeSettings>,
+    api: OnceCell<KubeApi>,
+}
+
+impl RequestApi for ApiServer {
+    async fn ask(&self, asked: &Asked<'_>) -> Result<State, ApiError> {
+        let connect = || async {
+            let client = kube::client(&self.settings).await;
+            let client = client.map_err(|error| ApiError::Request(chain(&error)))?;
+            Ok(KubeApi::new(client))
+        };
+        let api = self.api.get_or_try_init(connect).await?;
+        api.ask(asked).await
+    }
 }

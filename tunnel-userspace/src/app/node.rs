@@ -93,7 +93,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let targets = kernel.reconcile_loop.steering().targets();
     let own_node = kernel.reconcile_loop.own_node();
     let pods = kernel.reconcile_loop.steering().pod_namespaces();
-    let mut tunnel = NodeTunnel::open(&config, &mut tasks).await?;
+    let mut tunnel = NodeTunnel::open(&config, &mut tasks);
     let (sockets, attachment_view) = (watch::Sender::default(), watch::Sender::default());
     let (drain_view, stopping) = watch::channel(None);
     let packets = watch::Sender::default();

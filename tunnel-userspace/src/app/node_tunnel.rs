@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{sync::watch, time::sleep};
 
-use super::{RoleError, certificate};
+use super::certificate;
 use crate::{
     admin::{EndSessions, Getter, TunnelView},
     config::Config,
@@ -47,33 +47,26 @@ pub(super) struct NodeTunnel {
 impl NodeTunnel {
     /// Reads the certificate and the deny list, and starts tasks that reread them when their files change. If
     /// one of them is invalid, the node still starts, and the gateway waits for a valid one.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the credentials for requests of a certificate can't be used.
-    pub(super) async fn open(config: &Config, tasks: &mut Tasks) -> Result<Self, RoleError> {
-        let identity = match &config.tunnel.gateway {
-            Some(_) => certificate::open(config, Role::Gateway, tasks).await?,
-            None => None,
-        };
+    pub(super) fn open(config: &Config, tasks: &mut Tasks) -> Self {
+        let gateway = config.tunnel.gateway.as_ref();
+        let identity = gateway.and_then(|_| certificate::open(config, Role::Gateway, tasks));
         let drain_timeout = identity
             .as_ref()
             .map(|_| config.tunnel.session.drain_timeout);
-        let gateway = config.tunnel.gateway.as_ref();
         let deny_file = gateway.and_then(|gateway| gateway.deny_file.clone());
         let deny_list = deny_file.map(|path| {
             let (store, deny_list) = DenyListStore::open(path);
             tasks.start("deny list", store.run(tasks.draining()));
             deny_list
         });
-        Ok(Self {
+        Self {
             identity,
             deny_list,
             sessions: Sessions::new(),
             tasks: Tasks::default(),
             drain_timeout: drain_timeout.unwrap_or_default(),
             common: common_settings(config),
-        })
+        }
     }
 
     /// Returns a receiver for the warnings about edge nodes.

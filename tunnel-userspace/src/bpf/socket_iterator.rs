@@ -129,8 +129,12 @@ fn sources(btf: &[u8]) -> io::Result<&'static [Source]> {
 
 /// Returns true if the kernel with this BTF may crash while it iterates over socket storage.
 fn may_crash(btf: &[u8]) -> bool {
-    let btf = Btf::parse(btf);
-    btf.is_some_and(|btf| btf.find(TypeKind::Function, CRASHING).is_some())
+    Btf::parse(btf).is_some_and(|btf| {
+        // A compiler may have inlined the function. The member came with it.
+        let value = btf.find(TypeKind::Struct, "bpf_local_storage_elem");
+        let state = value.and_then(|value| btf.member(value, "state"));
+        state.is_some() || btf.find(TypeKind::Function, CRASHING).is_some()
+    })
 }
 
 /// Loads the iterator program for a source of sockets. `storage` is the descriptor of a socket storage map, which the program for

@@ -124,6 +124,7 @@ impl Instance {
             namespace_share,
             node_ports,
             gateway: _,
+            test_connections,
         } = &self.settings;
         let [pods4, pods6] = node_network::POD_RANGES;
         format!(
@@ -137,6 +138,7 @@ impl Instance {
              bpf:\n\
              \x20 cgroup: {cgroup}\n\
              \x20 bpffs: {bpffs}\n\
+             {test_connections}\
              \x20 {sizes}\n\
              stateDir: {state}\n\
              admin: {{ address: \"{admin}\" }}\n\
@@ -145,6 +147,9 @@ impl Instance {
             manifests = self.manifests().display(),
             cgroup = cgroup.display(),
             bpffs = self.bpffs_inside().display(),
+            test_connections = test_connections.map_or_else(String::new, |interval| {
+                format!("  testConnectionInterval: {interval}\n")
+            }),
             sizes = self.settings.maps_yaml(),
             state = self.state().display(),
             tunnel = if *tunnel {

@@ -283,7 +283,10 @@ fn inflict(scene: &Scene, clients: &Clients, damage: &Damage) -> Result<()> {
 
 /// Starts a node whose daemon checks its programs often, so that the test takes less time.
 fn start() -> Result<Scene> {
-    let scene = Scene::prepare_web(&["backend"], &["backend"])?;
+    let scene = Scene::with(&["backend"], |settings| {
+        settings.test_connections = Some("2500ms");
+    })?;
+    scene.apply_web(&["backend"])?;
     scene.configure_bpf("checkInterval: 500ms")?;
     scene.node.start()?;
     Ok(scene)

@@ -53,7 +53,9 @@ fn imitate_daemon(sandbox: &Sandbox, stop: &AtomicBool, attempts: &AtomicU64) ->
 
 /// Starts a node with a Service that has a node port.
 fn start() -> Result<Scene> {
-    let scene = Scene::new(&["backend"])?;
+    let scene = Scene::with(&["backend"], |settings| {
+        settings.test_connections = Some("2500ms");
+    })?;
     let service = WEB.service("web").of_type("NodePort");
     let service = service.port(Protocol::TCP, HTTP + 1, HTTP_TARGET);
     let service = service.node_port(NODE_PORT);

@@ -169,8 +169,6 @@ fn start_with_affinity() -> Result<Scene> {
         };
     })?;
     let node = &scene.node;
-    // The daemon's own test connections are counted, too.
-    scene.configure_bpf("checkInterval: 60s")?;
     node.start()?;
     let service = WEB.service("web").spec("sessionAffinity: ClientIP");
     node.apply(service.backends(scene.all_addresses()))?;

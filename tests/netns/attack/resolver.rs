@@ -84,8 +84,6 @@ fn start() -> Result<Scene> {
         // All Services are in one namespace.
         settings.namespace_share = 100;
     })?;
-    // The daemon's own test connections would be counted, too.
-    scene.configure_bpf("checkInterval: 60s")?;
     scene.node.start()?;
     for (number, (vip, name)) in RESOLVERS.into_iter().enumerate() {
         let service = Service::new(&format!("dns-{number}"), vip.ips())

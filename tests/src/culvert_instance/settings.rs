@@ -23,6 +23,9 @@ pub struct InstanceSettings {
     pub namespace_share: u8,
     /// A line of YAML for the config's `service` section, such as `nodePortAddresses: []`.
     pub node_ports: String,
+    /// The interval between the daemon's test connections (`bpf.testConnectionInterval`), which the programs count, too. `None`
+    /// leaves it at its default.
+    pub test_connections: Option<&'static str>,
     /// The fields of the config's `tunnel.gateway` section in YAML, such as `missingNodeTimeout: 1s`.
     pub gateway: String,
 }
@@ -39,12 +42,13 @@ impl InstanceSettings {
             tunnel: false,
             namespace_share: 50,
             node_ports: String::new(),
+            test_connections: None,
             gateway: String::new(),
         }
     }
 
-    /// Returns Culvert's default settings for the program under test, but on slow machines with smaller maps,
-    /// all of which one namespace may use.
+    /// Returns Culvert's default settings for the program under test, but without test connections while it runs, and on slow
+    /// machines with smaller maps, all of which one namespace may use.
     pub fn from_environment() -> Result<Self> {
         let scale = LoadScale::from_environment();
         let defaults = Self::for_program(environment::culvert()?);
@@ -59,6 +63,7 @@ impl InstanceSettings {
         Ok(Self {
             maps,
             namespace_share,
+            test_connections: Some("1h"),
             ..defaults
         })
     }

@@ -20,6 +20,10 @@ pub struct BpfConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub check_interval: Duration,
+    /// The interval between test connections, which show whether the programs translate.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub test_connection_interval: Duration,
     /// The capacity of each map, in entries.
     pub maps: MapSizes,
 }
@@ -30,6 +34,7 @@ impl Default for BpfConfig {
             cgroup: Cgroup(None),
             bpffs: "/sys/fs/bpf/culvert".into(),
             check_interval: Duration::from_secs(2),
+            test_connection_interval: Duration::from_secs(10),
             maps: MapSizes::default(),
         }
     }

@@ -23,6 +23,11 @@ pub(super) fn check(config: &Config) -> Result<(), FieldError> {
         DisplayDuration(config.bpf.check_interval),
         DisplayDuration(Duration::from_millis(100))..=DisplayDuration(Duration::from_secs(60)),
     )?;
+    within(
+        "bpf.testConnectionInterval",
+        DisplayDuration(config.bpf.test_connection_interval),
+        DisplayDuration(Duration::from_millis(100))..=DisplayDuration(Duration::from_hours(24)),
+    )?;
     let service = &config.service;
     at_least(
         "service.fullSyncInterval",

@@ -283,7 +283,7 @@ fn a_section_that_is_a_list_or_a_single_value_is_refused() {
     assert!(
         refusal("bpf: []")
             .1
-            .ends_with("bpffs, cgroup, checkInterval, maps")
+            .ends_with("bpffs, cgroup, checkInterval, maps, testConnectionInterval")
     );
 }
 

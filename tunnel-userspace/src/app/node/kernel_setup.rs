@@ -44,9 +44,6 @@ use crate::{
     source::{SourceReport, Store},
 };
 
-/// The number of checks of the programs (`bpf.checkInterval`) between two test connections.
-const CHECKS_PER_PROBE: u32 = 5;
-
 /// The loaded programs and maps, and the loop that owns the maps.
 pub(super) struct KernelSetup {
     cgroup: PathBuf,
@@ -156,7 +153,7 @@ impl KernelSetup {
         reconcile_loop.enable_probe(
             translation_probe::frontend(),
             probe_dialer(&cgroup),
-            config.bpf.check_interval * CHECKS_PER_PROBE,
+            config.bpf.test_connection_interval,
         );
         start_timer.finish_step(|times| &mut times.load);
         let pins = Arc::new(pins);

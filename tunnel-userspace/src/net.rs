@@ -93,7 +93,7 @@ pub trait UplinkGuard: Send {
     fn guarded_links(&self) -> BTreeSet<u32>;
 
     /// Enables or disables steering to the ingress for each address family: IPv4, then IPv6. While steering
-    /// is disabled, connections that would be steered are refused.
+    /// is disabled, connections that would be steered are refused. The kernel keeps the last state after this process.
     ///
     /// # Errors
     ///
@@ -320,12 +320,14 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         problems
     }
 
-    /// Removes the routes and then the guards that an earlier process left behind.
+    /// Disables steering, and removes the routes and then the guards that an earlier process left behind.
     ///
     /// # Errors
     ///
-    /// Returns an error if a route or a guard can't be removed.
+    /// Returns an error if steering can't be disabled, or if a route or a guard can't be removed.
     pub async fn clear(mut guard: K, record: &Path) -> Result<(), NetError> {
+        let disabled = guard.set_steering([false; 2]);
+        disabled.map_err(|error| NetError::Guard(error.into()))?;
         let routes = remove_routes(record).await?;
         if routes > 0 || !guard.guarded_links().is_empty() {
             guard
@@ -356,3 +358,6 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,10 @@
 //! Tests that the daemon maintains its guards and routes while uplinks appear, disappear and are renamed.
 
-use std::{ffi::OsString, fs, io::ErrorKind, time::Duration};
+use std::{ffi::OsString, fs, io::ErrorKind, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use aya::maps::{Array, Map, MapData};
+use tunnel_common::steering::SteeringRecord;
 use tunnel_tests::{
     culvert_instance::InstanceSettings,
     edge_node::{EDGE_V4, EdgeNode},
@@ -13,7 +15,7 @@ use tunnel_tests::{
 use tunnel_userspace::bpf::detach_pinned_link;
 
 use super::probe_from_outside;
-use crate::support::{ensure_eq, local_routes, run};
+use crate::support::{ensure_eq, local_routes, maps_directory, run};
 
 /// The time limit for the daemon's reaction to a change in the network.
 pub(crate) const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
@@ -228,7 +230,40 @@ fn routes_of_an_earlier_config_are_replaced_and_are_removed_with_the_section() -
     })?;
     node.start()?;
     ensure_eq("routes", local_routes(host, 181)?, "")?;
-    ensure_eq("guards", guards(&node)?, 0)
+    ensure_eq("guards", guards(&node)?, 0)?;
+    ensure_eq("routed families", routed_families(&node)?.get(&1, 0)?, 0)
+}
+
+/// Opens the map whose second entry contains the families whose steering prefix has a route.
+fn routed_families(node: &Node) -> Result<Array<MapData, u64>> {
+    let pin = node.bpffs().join(maps_directory("/host"));
+    Ok(Map::Array(MapData::from_pin(pin)?).try_into()?)
+}
+
+#[test]
+fn nothing_is_steered_to_prefixes_of_another_config_before_they_have_routes() -> Result<()> {
+    let node = steering_node(str::to_owned)?;
+    node.start()?;
+    let host = routed_families(&node)?;
+    let both = SteeringRecord::ROUTED_V4 | SteeringRecord::ROUTED_V6;
+    ensure_eq("routed families", host.get(&1, 0)?, both)?;
+    node.stop()?;
+    configure(&node, |config| {
+        config.replace(
+            "steering: {}",
+            "steering: { prefixes: [198.18.0.0/16, \"fd00:c01f::/64\"] }",
+        )
+    })?;
+
+    // The routes appear only at the end of the start.
+    let is_disabled = || host.get(&1, 0).is_ok_and(|families| families == 0);
+    thread::scope(|scope| {
+        let disabled = scope.spawn(|| wait::until_briefly(FOLLOW_TIMEOUT, is_disabled));
+        node.start()?;
+        disabled.join().ok().context("the observer panicked")?
+    })?;
+
+    ensure_eq("routed families", host.get(&1, 0)?, both)
 }
 
 #[test]

@@ -258,9 +258,9 @@ async fn watch_network(
     tasks: &mut Tasks,
     kernel: &mut KernelSetup,
 ) -> Result<(Addresses, watch::Receiver<NetworkState>), RoleError> {
-    // Only lists the links that an earlier process guarded. Programs that log may still replace the guard.
+    // Attaches nothing. Programs that log may still replace the guard.
     let guard = kernel.data_path.guard();
-    let guard = guard.map_err(failed("cannot use the maps"))?;
+    let mut guard = guard.map_err(failed("cannot use the maps"))?;
     let needs_links = config.tunnel.steering.is_some() || config.service.packets.enabled;
     let classifier = needs_links.then(|| net::LinkClassifier {
         settings: link_settings(config),
@@ -271,6 +271,15 @@ async fn watch_network(
         .await
         .map_err(failed("cannot list the links and addresses of this node"))?;
     let (addresses, network) = (follower.addresses(), follower.network());
+    // The map is an earlier process's. Connections to prefixes that have no route any more, or none yet, must not leave
+    // this node.
+    let steering = config.tunnel.steering.as_ref();
+    let routed = steering.map_or([false; 2], |steering| {
+        let state = network.borrow();
+        state.routed_families(&steering.ranges(), steering.route_protocol)
+    });
+    let written = guard.set_steering(routed);
+    written.map_err(failed("cannot use the maps"))?;
     kernel.reconcile_loop.set_addresses(&addresses.borrow());
     kernel.reconcile_loop.follow_networks(follower.networks());
     tasks.start("links", follower.run(tasks.draining()));

@@ -7,10 +7,12 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 use tracing::{info, warn};
+use tunnel_common::steering::Prefix;
 
 use super::{
     CHANGE_DELAY, CHECK_INTERVAL, NetError, RETRY_DELAY,
     netlink::NetworkMonitor,
+    route_sync,
     snapshot::Snapshot,
     uplinks::{self, ClassifiedLinks, Link, LinkKind, LinkSettings, PodRanges},
 };
@@ -61,6 +63,15 @@ pub struct NetworkState {
     pub(super) internal_ips: Vec<IpAddr>,
     /// The error from the last query, if it failed. The other fields may then be out of date.
     pub(super) problem: Option<String>,
+}
+
+impl NetworkState {
+    /// Returns the address families, IPv4 and then IPv6, of the steering prefixes that have a route with this routing
+    /// protocol number.
+    #[must_use]
+    pub fn routed_families(&self, prefixes: &[Prefix], protocol: u8) -> [bool; 2] {
+        route_sync::routed_families(&self.snapshot, prefixes, protocol)
+    }
 }
 
 impl NetworkFollower {

@@ -42,8 +42,8 @@ pub enum NetError {
         /// The inode of the routes' network namespace, as shown by `lsns`.
         namespace: u64,
     },
-    /// A guard can't be removed from a link.
-    #[error("cannot remove a guard from a link")]
+    /// Steering can't be disabled, or a guard can't be removed from a link.
+    #[error("cannot disable steering, or remove a guard from a link")]
     Guard(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The kernel refused an operation.
     #[error("cannot {step}")]

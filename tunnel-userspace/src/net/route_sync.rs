@@ -160,6 +160,18 @@ pub(super) async fn maintain(
     routed
 }
 
+/// Returns the address families, IPv4 and then IPv6, of the prefixes that have a route already.
+pub(super) fn routed_families(snapshot: &Snapshot, prefixes: &[Prefix], protocol: u8) -> [bool; 2] {
+    let is_routed = |prefix: &Prefix| {
+        let route = snapshot.route_for(*prefix, protocol);
+        route.is_some_and(|route| snapshot.contains(&route))
+    };
+    [true, false].map(|is_v4| {
+        let mut of_family = prefixes.iter().filter(|prefix| prefix.is_v4() == is_v4);
+        of_family.any(is_routed)
+    })
+}
+
 /// Removes routes that an earlier process added and that are no longer wanted, and records the wanted ones
 /// before they are added. Returns a new snapshot if any route was removed.
 async fn replace_old_routes(
@@ -238,6 +250,8 @@ pub async fn remove(path: &Path) -> Result<usize, NetError> {
 
 #[cfg(test)]
 mod tests {
+    use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
+
     use super::*;
 
     #[test]
@@ -269,6 +283,28 @@ mod tests {
             protocol: 176,
             record: path.to_owned(),
         }
+    }
+
+    #[test]
+    fn a_family_is_routed_only_while_its_current_prefix_has_a_route() {
+        let prefix = |text: &str| -> Prefix { text.parse().expect("a range") };
+        let mut address = AddressMessage::default();
+        address.header.scope = AddressScope::Universe;
+        address.attributes = vec![AddressAttribute::Local([192, 0, 2, 9].into())];
+        let snapshot = |routes| Snapshot::of(&[], std::slice::from_ref(&address), routes);
+        let old = prefix("198.19.0.0/16");
+        let route = snapshot(Vec::new()).route_for(old, 176).expect("a route");
+        let existing = snapshot(vec![route.message()]);
+
+        let routed = |prefixes: &[Prefix], protocol| routed_families(&existing, prefixes, protocol);
+        assert_eq!(routed(&[prefix("fd00:c01e::/64"), old], 176), [true, false]);
+        assert_eq!(routed(&[prefix("198.18.0.0/16")], 176), [false; 2]);
+        assert_eq!(routed(&[prefix("198.19.0.0/17")], 176), [false; 2]);
+        assert_eq!(routed(&[old], 177), [false; 2]);
+        assert_eq!(
+            routed_families(&snapshot(Vec::new()), &[old], 176),
+            [false; 2]
+        );
     }
 
     #[tokio::test]

@@ -287,11 +287,7 @@ impl<K: UplinkGuard> NetworkSetup<K> {
         let (snapshot, links) = (network.snapshot, network.links);
         // The ingress accepts connections only over these links, even if guarding fails.
         publish::publish_if_changed(&self.inside_links, Arc::new(links.inside_links.clone()));
-        let missing = links
-            .missing
-            .as_ref()
-            .map(|name| format!("service.uplinks names {name}, but this node has no such link"));
-        let mut problems = Vec::from_iter(missing);
+        let mut problems = Vec::from_iter(links.missing_uplink());
         if links.uplinks.is_empty() && problems.is_empty() {
             let text = "no uplink was found; name the links that lead outside in service.uplinks";
             problems.push(text.to_owned());

@@ -173,14 +173,11 @@ impl PacketPrograms for Translation {
         forwarded.map_err(failed(table::FORWARD_RANGES.name))
     }
 
-    fn forget_other_links(
-        &mut self,
-        links: &BTreeMap<u32, TranslatedLink>,
-    ) -> Result<(), UplinkError> {
+    fn forget_other_links(&mut self, links: &BTreeSet<u32>) -> Result<(), UplinkError> {
         let failed = || failed("write the map packet_links".to_owned());
         let stored = self.links.read_all();
         let stored = stored.map_err(io::Error::other).map_err(failed())?;
-        for (link, _) in stored.iter().filter(|(link, _)| !links.contains_key(link)) {
+        for (link, _) in stored.iter().filter(|(link, _)| !links.contains(link)) {
             let removed = self.links.remove(link);
             removed.map_err(io::Error::other).map_err(failed())?;
         }

@@ -85,7 +85,8 @@ pub struct PacketsView {
     pub pod_links: Vec<String>,
     /// Descriptions of the programs of others on these links.
     pub others: Vec<String>,
-    /// The links whose packets are not translated, and the settings of the kernel that keep packets from backends.
+    /// The links whose packets are not translated, a missing uplink, and the settings of the kernel that keep packets from
+    /// backends.
     pub warnings: Vec<String>,
     /// The current problem, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,15 +180,12 @@ pub trait PacketPrograms: Send {
     /// Returns an error if the map can't be written.
     fn set_links(&mut self, links: &BTreeMap<u32, TranslatedLink>) -> Result<(), Self::Error>;
 
-    /// Removes what the programs know about other links, which no longer have the programs.
+    /// Removes what the programs know about all links but these. The others no longer have the programs.
     ///
     /// # Errors
     ///
     /// Returns an error if the map can't be read or written.
-    fn forget_other_links(
-        &mut self,
-        links: &BTreeMap<u32, TranslatedLink>,
-    ) -> Result<(), Self::Error>;
+    fn forget_other_links(&mut self, links: &BTreeSet<u32>) -> Result<(), Self::Error>;
 }
 
 /// The task that keeps the programs attached.
@@ -302,12 +300,28 @@ impl<K: PacketPrograms> PacketLinks<K> {
         links
     }
 
+    /// Detaches the programs from all other links, and removes what they know about these. While a link that `service.uplinks`
+    /// names is missing, any link may be that one, under another name, so only links that no longer exist lose their programs.
+    fn remove_unused(
+        &mut self,
+        network: &NetworkState,
+        links: &BTreeMap<u32, String>,
+    ) -> Result<(), K::Error> {
+        let mut kept = links.clone();
+        if network.links.missing.is_some() {
+            let existing = network.snapshot.links.iter();
+            kept.extend(existing.map(|link| (link.index, link.name.clone())));
+        }
+        self.programs.remove_unused(&kept)?;
+        let known = kept.into_keys().chain([PacketLink::HOST]);
+        self.programs.forget_other_links(&known.collect())
+    }
+
     /// Attaches the programs to new links, and detaches them from those that need none any more. If `reattach` is true,
     /// also repairs those that are attached. Returns false if there is a problem, which is logged.
     pub fn check(&mut self, reattach: bool) -> bool {
         let network = self.network.borrow_and_update().clone();
         let mut problems = Vec::from_iter(network.problem.clone());
-        let is_complete = problems.is_empty() && network.links.missing.is_none();
         let mut uplinks = network.links.uplinks.clone();
         // The packets of a port of a bridge or bond belong to the bridge or bond.
         uplinks.retain(|index, _| !network.snapshot.has_master(*index));
@@ -344,12 +358,8 @@ impl<K: PacketPrograms> PacketLinks<K> {
                 .attach(&with_ethernet, &without_ethernet, reattach),
             self.programs.set_links(&described),
         ];
-        if is_complete {
-            let removed = self.programs.remove_unused(&links);
-            if removed.is_ok() {
-                results.push(self.programs.forget_other_links(&described));
-            }
-            results.push(removed);
+        if network.problem.is_none() {
+            results.push(self.remove_unused(&network, &links));
         }
         problems.extend(
             results
@@ -365,6 +375,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
             pod_links: pod_links.values().cloned().collect(),
             others: [self.programs.others(&links), self.filters.clone()].concat(),
             warnings: warnings
+                .chain(network.links.missing_uplink())
                 .chain(self.kernel_warnings(&network, &uplinks, &links))
                 .chain(self.redirect_warning(&redirecting))
                 .collect(),
@@ -409,6 +420,10 @@ impl<K: PacketPrograms> PacketLinks<K> {
         self.view.send_if_modified(|old| {
             if *old == view {
                 return false;
+            }
+            let warnings = view.warnings.iter();
+            for warning in warnings.filter(|warning| !old.warnings.contains(warning)) {
+                warn!(%warning, "the translation of packets may not work as expected");
             }
             match &view.problem {
                 Some(problem) => warn!(%problem, "cannot translate packets on all links"),
@@ -456,3 +471,6 @@ impl<K: PacketPrograms> PacketLinks<K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

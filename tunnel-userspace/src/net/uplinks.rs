@@ -143,6 +143,16 @@ pub(super) struct ClassifiedLinks {
     pub(super) missing: Option<String>,
 }
 
+impl ClassifiedLinks {
+    /// Returns a description of the problem if no link has one of the configured names of uplinks.
+    pub(super) fn missing_uplink(&self) -> Option<String> {
+        let name = self.missing.as_ref()?;
+        Some(format!(
+            "service.uplinks names {name}, but this node has no such link"
+        ))
+    }
+}
+
 /// The place that a link leads to, as far as it can be detected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Destination {

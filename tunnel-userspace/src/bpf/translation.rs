@@ -157,6 +157,13 @@ impl PacketPrograms for Translation {
         self.programs.attached_links()
     }
 
+    fn complete_links(&self) -> BTreeSet<u32> {
+        let others = self.without_ethernet.programs.iter();
+        let others = others.flat_map(UplinkPrograms::complete_links);
+        let links = self.programs.complete_links().iter().chain(others);
+        links.copied().collect()
+    }
+
     fn remove_unused(&mut self, links: &BTreeMap<u32, String>) -> Result<(), UplinkError> {
         self.programs.remove_unused(links)
     }

@@ -89,6 +89,10 @@ pub(super) struct UplinkPrograms {
     features: Features,
     /// The devices to which this process has attached a program, by its name, each with its link. A filter has no link.
     attached: BTreeMap<(u32, &'static str), Option<HeldLink>>,
+    /// Those that could not be repaired, and may not be in effect.
+    broken: BTreeSet<(u32, &'static str)>,
+    /// The devices that have all programs.
+    complete: BTreeSet<u32>,
     /// The view that shows what was restored.
     attachment: Option<Attachment>,
 }
@@ -100,13 +104,22 @@ impl UplinkPrograms {
         logging: Option<(&'static Program, Programs)>,
         (links, features): (PathBuf, Features),
     ) -> Self {
+        let pins = pins(&links, rows);
+        let devices = pins.iter().map(|pin| pin.device);
+        let has = |device: u32, row: &Program| {
+            let mut pins = pins.iter();
+            pins.any(|pin| pin.device == device && pin.row == row)
+        };
+        let complete = devices.filter(|device| rows.iter().all(|row| has(*device, row)));
         Self {
             rows,
             programs,
             logging,
+            complete: complete.collect(),
             links,
             features,
             attached: BTreeMap::new(),
+            broken: BTreeSet::new(),
             attachment: None,
         }
     }
@@ -137,22 +150,41 @@ impl UplinkPrograms {
     ) -> Result<(), UplinkError> {
         self.attached
             .retain(|(device, _), _| uplinks.contains_key(device));
+        self.broken
+            .retain(|(device, _)| uplinks.contains_key(device));
+        self.complete.clear();
         let mut first = Ok(());
         for (device, name) in uplinks {
             for row in self.rows {
-                if !reattach && self.attached.contains_key(&(*device, row.name)) {
+                if !reattach && self.is_in_effect(row, *device) {
                     continue;
                 }
-                // Continues after a failure, so that all other devices still get their programs.
+                // Continues with the other devices after a failure. The next program on this one may need the one that failed.
                 if let Err(error) = self.attach_to(row, *device, name) {
                     first = first.and(Err(error));
+                    break;
                 }
+            }
+            if self.rows.iter().all(|row| self.is_in_effect(row, *device)) {
+                self.complete.insert(*device);
             }
         }
         first
     }
 
-    /// Attaches a program to a device, or repairs its link. A link stays attached even if it can't be pinned.
+    /// Returns true if this process has attached a program to a device, and the last repair didn't fail.
+    fn is_in_effect(&self, row: &Program, device: u32) -> bool {
+        let key = (device, row.name);
+        self.attached.contains_key(&key) && !self.broken.contains(&key)
+    }
+
+    /// Returns the devices that have all programs: after [`Self::attach`] those to which it has attached them, and before it
+    /// those to which an earlier process has, by their pins.
+    pub(super) const fn complete_links(&self) -> &BTreeSet<u32> {
+        &self.complete
+    }
+
+    /// Attaches a program to a device, or repairs it. A link stays attached even if it can't be pinned.
     fn attach_to(
         &mut self,
         row: &'static Program,
@@ -163,8 +195,11 @@ impl UplinkPrograms {
         let attached = if self.features.tcx {
             self.attach_link(row, device, name, pin)
         } else {
-            self.attach_filter(row, name, &pin)
-                .map(|()| self.record_attached(row, device, name, None))
+            self.broken.insert((device, row.name));
+            self.attach_filter(row, name, &pin).map(|()| {
+                self.broken.remove(&(device, row.name));
+                self.record_attached(row, device, name, None);
+            })
         };
         let program = row.name;
         attached.map_err(failed(format!("attach program {program} to uplink {name}")))
@@ -182,8 +217,11 @@ impl UplinkPrograms {
             Some(guard) => LinkTarget::DeviceBehind(device, guard.as_fd()),
             None => LinkTarget::Device(device),
         };
-        if let Some(Some(held)) = self.attached.get_mut(&(device, row.name)) {
+        let key = (device, row.name);
+        if let Some(Some(held)) = self.attached.get_mut(&key) {
+            self.broken.insert(key);
             let restored = held.repair(target)?;
+            self.broken.remove(&key);
             for what in restored.into_iter().chain(held.repair_pin()?) {
                 match &self.attachment {
                     Some(attachment) => attachment.record_restored(what),

@@ -156,6 +156,10 @@ pub trait PacketPrograms: Send {
     /// Returns the indices of the links to which this or an earlier process has attached a program.
     fn attached_links(&self) -> BTreeSet<u32>;
 
+    /// Returns the indices of the links that have all programs: after [`Self::attach`] those to which it has attached them, and
+    /// before it those to which an earlier process has.
+    fn complete_links(&self) -> BTreeSet<u32>;
+
     /// Detaches the programs from all other links.
     ///
     /// # Errors
@@ -286,18 +290,17 @@ impl<K: PacketPrograms> PacketLinks<K> {
             .collect()
     }
 
-    /// Returns what the programs must know about the links until both programs are attached to each of them: no flow may begin
-    /// on a link of pods that has only one of them.
-    fn while_attaching(
-        &self,
-        described: &BTreeMap<u32, TranslatedLink>,
-    ) -> BTreeMap<u32, TranslatedLink> {
-        let attached = self.programs.attached_links();
-        let mut links = described.clone();
-        for (index, link) in &mut links {
-            link.known_flows_only |= link.leads_to_pods && !attached.contains(index);
+    /// Stores what the programs must know about the links, as long as each has the programs that it has now: no flow may begin
+    /// on a link that has only one of them.
+    fn store_links(
+        &mut self,
+        mut described: BTreeMap<u32, TranslatedLink>,
+    ) -> Result<(), K::Error> {
+        let complete = self.programs.complete_links();
+        for (index, link) in &mut described {
+            link.known_flows_only |= *index != PacketLink::HOST && !complete.contains(index);
         }
-        links
+        self.programs.set_links(&described)
     }
 
     /// Detaches the programs from all other links, and removes what they know about these. While a link that `service.uplinks`
@@ -349,14 +352,14 @@ impl<K: PacketPrograms> PacketLinks<K> {
         };
         // The programs must know the link before the first packet is translated. The packets of this host need both programs on
         // all links.
-        let mut first = self.while_attaching(&described);
+        let mut first = described.clone();
         first.remove(&PacketLink::HOST);
         let mut results = vec![
             self.programs.set_ranges(&ranges),
-            self.programs.set_links(&first),
+            self.store_links(first),
             self.programs
                 .attach(&with_ethernet, &without_ethernet, reattach),
-            self.programs.set_links(&described),
+            self.store_links(described),
         ];
         if network.problem.is_none() {
             results.push(self.remove_unused(&network, &links));

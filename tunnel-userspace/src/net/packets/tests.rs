@@ -1,4 +1,4 @@
-use std::{convert::Infallible, sync::Arc};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkLayerType, LinkMessage};
@@ -11,10 +11,17 @@ use super::{
     *,
 };
 
+#[derive(Debug, thiserror::Error)]
+#[error("a program can't be attached")]
+struct Broken;
+
 /// The programs' state in the kernel.
 #[derive(Default)]
 struct KernelState {
+    /// The links that have one or both programs.
     attached: BTreeSet<u32>,
+    /// The links that can't have both.
+    broken: BTreeSet<u32>,
     known: BTreeMap<u32, TranslatedLink>,
 }
 
@@ -22,24 +29,38 @@ struct KernelState {
 struct FakePrograms(Arc<Mutex<KernelState>>);
 
 impl PacketPrograms for FakePrograms {
-    type Error = Infallible;
+    type Error = Broken;
 
     fn attach(
         &mut self,
         with_ethernet: &BTreeMap<u32, String>,
         without_ethernet: &BTreeMap<u32, String>,
         _reattach: bool,
-    ) -> Result<(), Infallible> {
-        let links = with_ethernet.keys().chain(without_ethernet.keys());
-        self.0.lock().attached.extend(links);
-        Ok(())
+    ) -> Result<(), Broken> {
+        let mut state = self.0.lock();
+        let mut all = Ok(());
+        for link in with_ethernet.keys().chain(without_ethernet.keys()) {
+            let is_complete = state.attached.contains(link) && !state.broken.contains(link);
+            let begins_flows = !state.known[link].known_flows_only;
+            assert!(is_complete || !begins_flows, "{link}");
+            state.attached.insert(*link);
+            if state.broken.contains(link) {
+                all = Err(Broken);
+            }
+        }
+        all
     }
 
     fn attached_links(&self) -> BTreeSet<u32> {
         self.0.lock().attached.clone()
     }
 
-    fn remove_unused(&mut self, links: &BTreeMap<u32, String>) -> Result<(), Infallible> {
+    fn complete_links(&self) -> BTreeSet<u32> {
+        let state = self.0.lock();
+        state.attached.difference(&state.broken).copied().collect()
+    }
+
+    fn remove_unused(&mut self, links: &BTreeMap<u32, String>) -> Result<(), Broken> {
         let mut state = self.0.lock();
         state.attached.retain(|link| links.contains_key(link));
         Ok(())
@@ -49,16 +70,16 @@ impl PacketPrograms for FakePrograms {
         Vec::new()
     }
 
-    fn set_ranges(&mut self, _ranges: &SenderRanges) -> Result<(), Infallible> {
+    fn set_ranges(&mut self, _ranges: &SenderRanges) -> Result<(), Broken> {
         Ok(())
     }
 
-    fn set_links(&mut self, links: &BTreeMap<u32, TranslatedLink>) -> Result<(), Infallible> {
+    fn set_links(&mut self, links: &BTreeMap<u32, TranslatedLink>) -> Result<(), Broken> {
         self.0.lock().known.extend(links.clone());
         Ok(())
     }
 
-    fn forget_other_links(&mut self, links: &BTreeSet<u32>) -> Result<(), Infallible> {
+    fn forget_other_links(&mut self, links: &BTreeSet<u32>) -> Result<(), Broken> {
         let mut state = self.0.lock();
         state.known.retain(|link, _| links.contains(link));
         Ok(())
@@ -140,6 +161,14 @@ impl Scene {
         let known = kernel.known.keys().copied();
         (kernel.attached.iter().copied().collect(), known.collect())
     }
+
+    /// Returns the links on which flows begin.
+    fn beginnings(&self) -> Vec<u32> {
+        let kernel = self.kernel.lock();
+        let known = kernel.known.iter();
+        let begin = known.filter(|(_, link)| !link.known_flows_only);
+        begin.map(|(index, _)| *index).collect()
+    }
 }
 
 #[test]
@@ -166,4 +195,22 @@ fn only_links_that_are_gone_lose_their_programs_while_an_uplink_is_missing() {
     scene.network.send_replace(network(&[2], &[]));
     assert!(scene.packets.check(false));
     assert_eq!(scene.links(), (vec![2], vec![0, 2]));
+}
+
+#[test]
+fn flows_begin_only_on_links_with_both_programs() {
+    let mut scene = Scene::new(network(&[2, 3], &[4, 5]));
+    scene.kernel.lock().broken = BTreeSet::from([3, 5]);
+    for _ in 0..2 {
+        assert!(!scene.packets.check(false));
+        assert_eq!(scene.beginnings(), [0, 2, 4]);
+    }
+
+    scene.kernel.lock().broken = BTreeSet::from([4]);
+    assert!(!scene.packets.check(true));
+    assert_eq!(scene.beginnings(), [0, 2, 3, 5]);
+
+    scene.kernel.lock().broken.clear();
+    assert!(scene.packets.check(false));
+    assert_eq!(scene.beginnings(), [0, 2, 3, 4, 5]);
 }

@@ -193,6 +193,21 @@ fn pod_ranges_of(own_node: &OwnNode) -> Vec<Prefix> {
         .collect()
 }
 
+/// Waits until the network includes the addresses in this node's Node object, by which the links are classified, or can't be
+/// read. `network` must include routes.
+pub async fn wait_until_classified(
+    network: &mut watch::Receiver<NetworkState>,
+    own_node: &OwnNode,
+) {
+    let of_node = pod_ranges_of(own_node);
+    let is_current = |state: &NetworkState| {
+        state.problem.is_some()
+            || state.pod_ranges.of_node == of_node && state.internal_ips == own_node.internal_ips
+    };
+    // The follower ends only with the daemon.
+    drop(network.wait_for(is_current).await);
+}
+
 /// Guards the uplinks, and maintains the routes for the steering prefixes, as the node's network changes.
 pub struct NetworkSetup<K> {
     settings: NetworkSettings,
@@ -231,15 +246,6 @@ impl<K: UplinkGuard> NetworkSetup<K> {
     #[must_use]
     pub fn inside_links(&self) -> watch::Receiver<Arc<BTreeSet<u32>>> {
         self.inside_links.subscribe()
-    }
-
-    /// Waits until the links are classified by the pod ranges in this node's Node object, or can't be read.
-    pub async fn wait_until_classified(&mut self, own_node: &OwnNode) {
-        let of_node = pod_ranges_of(own_node);
-        let is_current =
-            |state: &NetworkState| state.pod_ranges.of_node == of_node || state.problem.is_some();
-        // The follower ends only with the daemon.
-        drop(self.network.wait_for(is_current).await);
     }
 
     /// Guards the uplinks, then adds missing routes. If `reattach` is true, also reattaches existing guards.

@@ -120,6 +120,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
     let first = first_update(first, (&mut stop, &mut tunnel), &mut tasks).await?;
     if let Some(first) = first {
         let attachment = kernel.write_and_attach(&config, first).await?;
+        let links = classified(&config, links, &own_node).await;
         let programs = (&kernel, &attachment);
         let packet_links = (links.clone(), flows.needs);
         start_translation(&config, programs, packet_links, packets, &mut tasks);
@@ -133,8 +134,7 @@ pub async fn node(config: Config, wait: bool) -> Result<(), RoleError> {
         let guard = data_path.guard().map_err(failed("cannot use the maps"))?;
         let guard = guard.with_attachment(attachment.clone());
         drop(data_path);
-        if let Some((network, inside)) =
-            start_steering(&config, guard, links, &own_node, network_view).await?
+        if let Some((network, inside)) = start_steering(&config, guard, links, network_view).await?
         {
             let arrivals = (inside, flows.find_dialled);
             tunnel.start_ingress(&config, targets, arrivals, pods, &views.unbound_ports);
@@ -261,8 +261,7 @@ async fn watch_network(
     // Attaches nothing. Programs that log may still replace the guard.
     let guard = kernel.data_path.guard();
     let mut guard = guard.map_err(failed("cannot use the maps"))?;
-    let needs_links = config.tunnel.steering.is_some() || config.service.packets.enabled;
-    let classifier = needs_links.then(|| net::LinkClassifier {
+    let classifier = needs_links(config).then(|| net::LinkClassifier {
         settings: link_settings(config),
         own_node: kernel.reconcile_loop.own_node(),
         former_uplinks: guard.guarded_links(),
@@ -284,6 +283,25 @@ async fn watch_network(
     kernel.reconcile_loop.follow_networks(follower.networks());
     tasks.start("links", follower.run(tasks.draining()));
     Ok((addresses, network))
+}
+
+/// Returns true if the links are classified.
+const fn needs_links(config: &Config) -> bool {
+    config.tunnel.steering.is_some() || config.service.packets.enabled
+}
+
+/// Waits until the links are classified by the Node object in the first update, if they are classified at all, and returns the
+/// network. Without the wait, the first check could replace the pod ranges that an earlier process has stored by none.
+async fn classified(
+    config: &Config,
+    mut network: watch::Receiver<NetworkState>,
+    own_node: &watch::Receiver<Arc<OwnNode>>,
+) -> watch::Receiver<NetworkState> {
+    if needs_links(config) {
+        let own_node = Arc::clone(&own_node.borrow());
+        net::wait_until_classified(&mut network, &own_node).await;
+    }
+    network
 }
 
 fn link_settings(config: &Config) -> net::LinkSettings {
@@ -421,7 +439,6 @@ async fn start_steering(
     config: &Config,
     guard: Guard,
     links: watch::Receiver<NetworkState>,
-    own_node: &watch::Receiver<Arc<OwnNode>>,
     view: watch::Sender<net::NetworkView>,
 ) -> Result<Option<SteeringNetwork>, RoleError> {
     let record = net::record_path(&config.state_dir);
@@ -444,8 +461,6 @@ async fn start_steering(
     };
     let mut network = NetworkSetup::open(settings, guard, links, view)
         .map_err(failed("cannot change the network"))?;
-    let own_node = Arc::clone(&own_node.borrow());
-    network.wait_until_classified(&own_node).await;
     network.check(false).await;
     let inside = network.inside_links();
     Ok(Some((network, inside)))

@@ -37,9 +37,39 @@ pub(super) struct Snapshot {
     /// The headers of the packets of links, by their indices, where they are not Ethernet headers.
     link_headers: BTreeMap<u32, LinkHeader>,
     loopback: u32,
-    /// The possible source addresses for replies, each with the index of its link.
-    source_addresses: Vec<(u32, IpAddr)>,
+    /// The possible source addresses of packets.
+    source_addresses: Vec<SourceAddress>,
     routes: Vec<RouteMessage>,
+}
+
+/// An address of this node that can be the source of packets.
+#[derive(Clone, Copy)]
+struct SourceAddress {
+    ip: IpAddr,
+    /// The index of its link.
+    link: u32,
+    /// True if the kernel prefers all other addresses.
+    is_last_resort: bool,
+}
+
+impl SourceAddress {
+    /// Returns the address unless the kernel uses it as no source: its scope is limited, or IPv6 has not found out yet that no
+    /// other host has it, or that another has (`__ipv6_dev_get_saddr` in the kernel's net/ipv6/addrconf.c).
+    fn of(message: &AddressMessage) -> Option<Self> {
+        let ip = address_of(message)?;
+        let header = &message.header;
+        let has = |flag| header.flags.contains(flag);
+        let is_optimistic = has(AddressHeaderFlags::Optimistic);
+        let is_unusable = header.scope != AddressScope::Universe
+            || ip.is_loopback()
+            || has(AddressHeaderFlags::Tentative) && !is_optimistic
+            || has(AddressHeaderFlags::Dadfailed);
+        (!is_unusable).then_some(Self {
+            ip,
+            link: header.index,
+            is_last_resort: has(AddressHeaderFlags::Deprecated) || is_optimistic,
+        })
+    }
 }
 
 impl Snapshot {
@@ -56,14 +86,9 @@ impl Snapshot {
             let header = LinkHeader::of(link.header.link_layer_type);
             (link.header.index, header)
         });
-        let addresses = addresses.iter();
-        let addresses =
-            addresses.filter_map(|message| Some((&message.header, address_of(message)?)));
         let is_link_local =
             |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
-        let own = addresses.clone().map(|(_, ip)| ip);
-        let sources = addresses
-            .filter(|(header, ip)| header.scope == AddressScope::Universe && !ip.is_loopback());
+        let own = addresses.iter().filter_map(address_of);
         Self {
             own_addresses: Arc::new(own.filter(|ip| !is_link_local(ip)).collect()),
             links: links_of_node,
@@ -72,7 +97,7 @@ impl Snapshot {
                 .filter(|(_, header)| *header != LinkHeader::Ethernet)
                 .collect(),
             loopback: loopback.map_or(1, |link| link.header.index),
-            source_addresses: sources.map(|(header, ip)| (header.index, ip)).collect(),
+            source_addresses: addresses.iter().filter_map(SourceAddress::of).collect(),
             routes,
         }
     }
@@ -86,11 +111,11 @@ impl Snapshot {
         let mut candidates = self
             .source_addresses
             .iter()
-            .filter(|(_, address)| address.is_ipv4() == prefix.is_v4());
-        let on_default = candidates.clone().find(|(link, _)| Some(*link) == default);
+            .filter(|source| source.ip.is_ipv4() == prefix.is_v4());
+        let on_default = candidates.clone().find(|it| Some(it.link) == default);
         let source = on_default
             .or_else(|| candidates.next())
-            .map(|(_, address)| *address);
+            .map(|source| source.ip);
         let is_possible = source.is_some() || !prefix.is_v4() && has_v6;
         is_possible.then_some(Route {
             prefix,
@@ -118,31 +143,33 @@ impl Snapshot {
     }
 
     /// Returns the addresses that stand for clients on each of the given links: the preferred ones, else those of the link,
-    /// else those of the default route's link, else any of this node.
+    /// else those of the default route's link, else any of this node. As in the kernel, a deprecated address comes after all
+    /// others.
     pub(super) fn client_addresses(
         &self,
         links: impl Iterator<Item = u32>,
         preferred: &[IpAddr],
     ) -> BTreeMap<u32, AddressPair> {
         let defaults = [true, false].map(|is_v4| default_link(&self.routes, is_v4));
-        let rank = |link: u32, at: u32, ip: &IpAddr| {
-            let default = if ip.is_ipv4() {
+        let rank = |link: u32, source: &SourceAddress| {
+            let default = if source.ip.is_ipv4() {
                 defaults[0]
             } else {
                 defaults[1]
             };
-            match at {
+            let rank = match source.link {
                 at if at == link => 0,
                 at if Some(at) == default => 1,
                 _ => 2,
-            }
+            };
+            (source.is_last_resort, rank)
         };
         let pair_of = |link: u32| {
             let mut candidates = self.source_addresses.clone();
-            candidates.sort_by_key(|(at, ip)| rank(link, *at, ip));
+            candidates.sort_by_key(|source| rank(link, source));
             let mut pair = AddressPair::default();
             preferred.iter().for_each(|ip| pair.add(*ip));
-            candidates.iter().for_each(|(_, ip)| pair.add(*ip));
+            candidates.iter().for_each(|source| pair.add(source.ip));
             (link, pair)
         };
         links.map(pair_of).collect()
@@ -179,10 +206,8 @@ impl Snapshot {
     /// in the prefix, or another program has a route to the prefix or to part of it, in any table.
     pub(super) fn conflict(&self, route: &Route) -> Option<String> {
         let prefix = route.prefix;
-        let mut own = self
-            .source_addresses
-            .iter()
-            .map(|(_, ip)| Address::from_ip(*ip));
+        let own = self.own_addresses.iter();
+        let mut own = own.map(|ip| Address::from_ip(*ip));
         if let Some(address) = own.find(|address| prefix.contains(address)) {
             return Some(format!("{address} is an address of this node"));
         }

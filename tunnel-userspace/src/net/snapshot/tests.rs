@@ -91,3 +91,48 @@ fn single_addresses_and_the_link_local_ones_of_every_link_have_no_subnet() {
     assert_eq!(subnet("fe80::1", 64, permanent), None);
     assert!(subnet("169.254.7.7", 16, permanent).is_some());
 }
+
+/// Returns the addresses that stand for clients on the links 7 and 8, of a node with these IPv6 addresses.
+fn client_addresses(addresses: &[(u32, &str, AddressHeaderFlags)]) -> [Option<IpAddr>; 2] {
+    let message = |(link, address, flags): &(u32, &str, AddressHeaderFlags)| {
+        let mut message = AddressMessage::default();
+        message.header.index = *link;
+        message.header.scope = AddressScope::Universe;
+        message.header.flags = *flags;
+        message.attributes = vec![AddressAttribute::Address(ip(address))];
+        message
+    };
+    let addresses = Vec::from_iter(addresses.iter().map(message));
+    let snapshot = Snapshot::of(&[], &addresses, Vec::new());
+    let found = snapshot.client_addresses([LINK, LINK + 1].into_iter(), &[]);
+    [LINK, LINK + 1].map(|link| found[&link].v6.map(IpAddr::V6))
+}
+
+#[test]
+fn an_address_stands_for_clients_only_if_ipv6_can_use_it() {
+    let permanent = AddressHeaderFlags::Permanent;
+    let tentative = permanent | AddressHeaderFlags::Tentative;
+    let duplicate = tentative | AddressHeaderFlags::Dadfailed;
+    let optimistic = tentative | AddressHeaderFlags::Optimistic;
+    let deprecated = AddressHeaderFlags::Deprecated;
+    let (first, second, other) = ("fd00:7::1", "fd00:7::2", "fd00:8::1");
+    let both = |address: &str| [Some(ip(address)); 2];
+
+    for unusable in [tentative, duplicate] {
+        let only = client_addresses(&[(LINK, first, unusable)]);
+        assert_eq!(only, [None; 2], "{unusable:?}");
+        let usable = [(LINK, first, unusable), (LINK, second, permanent)];
+        assert_eq!(client_addresses(&usable), both(second), "{unusable:?}");
+    }
+    for last_resort in [deprecated, optimistic] {
+        let only = client_addresses(&[(LINK, first, last_resort)]);
+        assert_eq!(only, both(first), "{last_resort:?}");
+        let usable = [(LINK, first, last_resort), (LINK + 1, other, permanent)];
+        assert_eq!(client_addresses(&usable), both(other), "{last_resort:?}");
+    }
+    let each = [(LINK, first, permanent), (LINK + 1, other, permanent)];
+    assert_eq!(
+        client_addresses(&each),
+        [first, other].map(|it| Some(ip(it)))
+    );
+}

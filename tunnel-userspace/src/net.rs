@@ -7,6 +7,7 @@
 //! - `steering_route`: a route that makes a steering prefix local
 //! - `packets`: keeps the programs that translate packets attached to the uplinks
 //! - `filters`: lists the filters of others on uplinks
+//! - `qdisc`: the qdisc at which filters for packets that arrive on a link are
 //! - `kernel_settings`: settings of the kernel that keep packets from their receivers
 //! - `link_header`: the link-layer headers of packets
 //! - `local_senders`: the senders of packets that count as local
@@ -23,6 +24,7 @@ mod local_listeners;
 mod local_senders;
 mod netlink;
 mod packets;
+mod qdisc;
 mod route_lookup;
 mod route_sync;
 mod snapshot;
@@ -57,6 +59,7 @@ pub use self::{
         AddressPair, PacketLinkSettings, PacketLinks, PacketPrograms, PacketsView, SenderRanges,
         TranslatedLink,
     },
+    qdisc::ingress_qdisc,
     route_lookup::{Arrival, Way, index_of_link, way_to},
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},

@@ -25,7 +25,7 @@ use super::{
     programs::{FrameRun, Programs, to_io_error},
     sys::{self, LinkTarget},
 };
-use crate::net::FILTER_HANDLE;
+use crate::net::{FILTER_HANDLE, ingress_qdisc};
 
 /// The filters' handle.
 const HANDLE: TcHandle = TcHandle::new(0, FILTER_HANDLE);
@@ -196,7 +196,7 @@ impl UplinkPrograms {
             self.attach_link(row, device, name, pin)
         } else {
             self.broken.insert((device, row.name));
-            self.attach_filter(row, name, &pin).map(|()| {
+            self.attach_filter(row, device, name, &pin).map(|()| {
                 self.broken.remove(&(device, row.name));
                 self.record_attached(row, device, name, None);
             })
@@ -260,13 +260,15 @@ impl UplinkPrograms {
         }
     }
 
-    fn attach_filter(&self, row: &Program, name: &str, pin: &Path) -> io::Result<()> {
+    fn attach_filter(&self, row: &Program, device: u32, name: &str, pin: &Path) -> io::Result<()> {
+        let position = FilterPosition::of(row);
         match qdisc_add_clsact(name) {
             Ok(()) => {}
-            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
+            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {
+                check_qdisc(position.hook, device)?;
+            }
             Err(error) => return Err(io::Error::other(error)),
         }
-        let position = FilterPosition::of(row);
         let existing = position.link(name)?;
         let options = TcAttachOptions::Netlink(NlOptions {
             priority: position.priority,
@@ -347,6 +349,20 @@ impl UplinkPrograms {
     /// Returns the pins of these programs.
     fn pins(&self) -> Vec<Pin> {
         pins(&self.links, self.rows)
+    }
+}
+
+/// Returns an error if a device's existing qdisc can't have a filter at a hook. The kernel adds filters for egress to the qdisc
+/// `ingress`, too, but they run for packets that arrive (`ingress_tcf_block` in the kernel's net/sched/sch_ingress.c).
+fn check_qdisc(hook: TcAttachType, device: u32) -> io::Result<()> {
+    if hook != TcAttachType::Egress {
+        return Ok(());
+    }
+    match ingress_qdisc(device)? {
+        Some(kind) if kind != "clsact" => Err(io::Error::other(format!(
+            "it has the qdisc {kind}, at which no filters for packets that leave run; replace it by clsact"
+        ))),
+        Some(_) | None => Ok(()),
     }
 }
 

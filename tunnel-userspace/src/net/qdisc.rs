@@ -1,0 +1,196 @@
+//! Reads the kind of the qdisc at which the filters for packets that arrive on a link are.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        socket::{
+            AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt,
+            socket, sockopt::ReceiveTimeout,
+        },
+        time::TimeVal,
+    },
+};
+use rtnetlink::{
+    packet_core::{
+        NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
+        NetlinkMessage, NlasIterator, parse_string,
+    },
+    packet_route::{
+        RouteNetlinkMessage,
+        tc::{TcHandle, TcHeader, TcMessage},
+    },
+};
+
+/// The time limit for a read. The kernel replies immediately.
+const RECEIVE_TIMEOUT: TimeVal = TimeVal::new(2, 0);
+/// The size of the read buffer, in bytes. The kernel returns at most 32 KiB per read (`netlink_recvmsg`).
+const BUFFER_SIZE: usize = 32 * 1024;
+
+/// The parent of the qdiscs `ingress` and `clsact` (`TC_H_INGRESS`, `TC_H_CLSACT`).
+const PARENT: TcHandle = TcHandle {
+    major: 0xffff,
+    minor: 0xfff1,
+};
+/// The length of a message's header (`struct tcmsg`).
+const HEADER_LENGTH: usize = 20;
+/// The attribute that contains the kind of a qdisc (`TCA_KIND`).
+const KIND: u16 = 1;
+
+/// Returns the kind of a link's qdisc for packets that arrive, `ingress` or `clsact`, if the link has one.
+///
+/// # Errors
+///
+/// Returns an error if the kernel can't list the qdiscs.
+pub fn ingress_qdisc(link: u32) -> io::Result<Option<String>> {
+    let socket = open()?;
+    send(socket.as_raw_fd(), &request(), MsgFlags::empty())?;
+    let mut buffer = vec![0; BUFFER_SIZE];
+    loop {
+        let length = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            Err(Errno::EINTR) => continue,
+            length => length?,
+        };
+        match kind_in(buffer.get(..length).unwrap_or_default(), link) {
+            Reply::Kind(kind) => return Ok(Some(kind)),
+            Reply::End => return Ok(None),
+            Reply::Continued if length > 0 => {}
+            Reply::Continued | Reply::Malformed => {
+                return Err(io::Error::other("the list of qdiscs can't be parsed"));
+            }
+            Reply::Failed(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn open() -> nix::Result<OwnedFd> {
+    let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute);
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
+    setsockopt(&socket, ReceiveTimeout, &RECEIVE_TIMEOUT)?;
+    Ok(socket)
+}
+
+/// Returns the request for a list of the qdiscs of all links. The kernel can't list those of one link.
+fn request() -> Vec<u8> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    serialize(
+        header,
+        RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default()),
+    )
+}
+
+fn serialize(header: NetlinkHeader, body: RouteNetlinkMessage) -> Vec<u8> {
+    let mut message = NetlinkMessage::new(header, body.into());
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+/// The content of a read buffer.
+#[derive(Debug, Eq, PartialEq)]
+enum Reply {
+    /// The kind of the link's qdisc.
+    Kind(String),
+    /// The end of the list.
+    End,
+    /// A part of the list without the link's qdisc.
+    Continued,
+    /// The request failed.
+    Failed(Errno),
+    /// No netlink messages.
+    Malformed,
+}
+
+/// Searches the messages in a read buffer. Parses no other attributes of qdiscs, which differ between kernels.
+fn kind_in(mut rest: &[u8], link: u32) -> Reply {
+    // This terminates, since a message is at least as long as its header.
+    while !rest.is_empty() {
+        let Ok(message) = NetlinkBuffer::new_checked(rest) else {
+            return Reply::Malformed;
+        };
+        match message.message_type() {
+            NLMSG_DONE => return Reply::End,
+            NLMSG_ERROR => {
+                let code = message.payload().first_chunk();
+                let code = code.map_or(0, |code| i32::from_ne_bytes(*code));
+                return Reply::Failed(Errno::from_raw(code.wrapping_neg()));
+            }
+            _ => {
+                if let Some(kind) = kind_of(message.payload(), link) {
+                    return Reply::Kind(kind);
+                }
+            }
+        }
+        // Messages are aligned to four bytes.
+        let length = usize::try_from(message.length()).unwrap_or(usize::MAX);
+        let next = length.checked_next_multiple_of(4);
+        rest = next.and_then(|next| rest.get(next..)).unwrap_or_default();
+    }
+    Reply::Continued
+}
+
+/// Returns the kind of a qdisc if it is that of the link for packets that arrive.
+fn kind_of(message: &[u8], link: u32) -> Option<String> {
+    let header = TcHeader::parse(message).ok()?;
+    if u32::try_from(header.index) != Ok(link) || header.parent != PARENT {
+        return None;
+    }
+    let attributes = NlasIterator::new(message.get(HEADER_LENGTH..)?);
+    let mut attributes = attributes.filter_map(Result::ok);
+    let kind = attributes.find(|attribute| attribute.kind() == KIND)?;
+    parse_string(kind.value()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_route::tc::TcAttribute;
+
+    use super::*;
+
+    /// Returns a part of the list that contains a qdisc.
+    fn part(link: i32, parent: TcHandle, kind: &str) -> Vec<u8> {
+        let mut message = TcMessage::with_index(link);
+        message.header.parent = parent;
+        message.attributes = vec![TcAttribute::Kind(kind.to_owned())];
+        serialize(
+            NetlinkHeader::default(),
+            RouteNetlinkMessage::NewQueueDiscipline(message),
+        )
+    }
+
+    /// Returns a message that ends the list.
+    fn end(message_type: u16, code: i32) -> Vec<u8> {
+        let mut bytes = vec![0; 20];
+        bytes[..4].copy_from_slice(&20_u32.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&message_type.to_ne_bytes());
+        bytes[16..].copy_from_slice(&code.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn the_qdisc_of_a_link_for_arriving_packets_is_found_among_others() {
+        let root = TcHandle::ROOT;
+        let others = [
+            part(7, root, "fq_codel"),
+            part(8, PARENT, "clsact"),
+            part(7, root, "noqueue"),
+        ];
+        let others = others.concat();
+        assert_eq!(kind_in(&others, 7), Reply::Continued);
+        for kind in ["ingress", "clsact"] {
+            let all = [&*others, &part(7, PARENT, kind), &end(NLMSG_DONE, 0)].concat();
+            assert_eq!(kind_in(&all, 7), Reply::Kind(kind.to_owned()));
+        }
+        let ended = [&*others, &end(NLMSG_DONE, 0)].concat();
+        assert_eq!(kind_in(&ended, 7), Reply::End);
+        let denied = end(NLMSG_ERROR, -libc::EPERM);
+        assert_eq!(kind_in(&denied, 7), Reply::Failed(Errno::EPERM));
+        assert_eq!(kind_in(&others[..30], 7), Reply::Malformed);
+    }
+}

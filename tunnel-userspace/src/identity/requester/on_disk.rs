@@ -198,17 +198,20 @@ impl OnDisk {
         };
         let current = self.verify(&contents, now).map_err(|error| {
             let text = error.to_string();
-            let is_useless = match error.problem {
-                FileProblem::NotYetValid { from, now } => now.duration_until(from) > MAX_WAIT,
-                ref problem => matches!(
-                    problem,
-                    FileProblem::Expired { .. }
-                        | FileProblem::KeyMismatch { .. }
-                        | FileProblem::WrongRole { .. }
-                        | FileProblem::WrongPurpose(_)
-                        | FileProblem::OtherNode(..)
-                ),
-            };
+            let problem = &error.problem;
+            let is_useless = matches!(
+                problem,
+                FileProblem::Expired { .. }
+                    | FileProblem::KeyMismatch { .. }
+                    | FileProblem::WrongRole { .. }
+                    | FileProblem::WrongPurpose(_)
+                    | FileProblem::OtherNode(..)
+            );
+            let is_early = matches!(
+                problem,
+                FileProblem::NotYetValid { from, now } if now.duration_until(*from) > MAX_WAIT
+            );
+            let is_useless = is_useless || is_early;
             if is_useless && error.path == self.files.cert {
                 NotInstalled::Useless(text)
             } else {

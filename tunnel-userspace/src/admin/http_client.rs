@@ -14,8 +14,9 @@ use hyper::{Method, Request, StatusCode, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::timeout};
 
-/// The timeout for a response, and for each part of its body.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The timeout for a response, and for each part of its body. The daemon loads programs for an explanation, which takes seconds on
+/// a slow machine.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The maximum size of a response, in bytes. This is enough for all Services in the largest clusters.
 const MAX_RESPONSE_BYTES: usize = 1 << 30;
 
@@ -165,7 +166,7 @@ mod tests {
         )
         .await;
         let error = error.expect("timed out");
-        assert!(error.ends_with(": none within 10 s"), "{error}");
+        assert!(error.ends_with(": none within 30 s"), "{error}");
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@
 //! - `steering_route`: a route that makes a steering prefix local
 //! - `packets`: keeps the programs that translate packets attached to the uplinks
 //! - `filters`: lists the filters of others on uplinks
+//! - `blocking_netlink`: netlink sockets for callers that may block
 //! - `qdisc`: the qdisc at which filters for packets that arrive on a link are
 //! - `kernel_settings`: settings of the kernel that keep packets from their receivers
 //! - `link_header`: the link-layer headers of packets
@@ -16,6 +17,7 @@
 //! - `sock_diag`: lists and ends the sockets in a network namespace
 //! - `local_listeners`: finds local listeners on given addresses and ports
 
+mod blocking_netlink;
 mod filters;
 mod follower;
 mod kernel_settings;

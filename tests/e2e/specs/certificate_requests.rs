@@ -246,11 +246,11 @@ fn check_events(fixture: &Fixture<'_>, node: &str) -> Result<()> {
     let events = events.filter(|event| event["reason"] == "CertificateDenied");
     let messages: BTreeSet<String> = events.map(|event| event["message"].to_string()).collect();
     for (reason, _) in CHANGES {
-        let is_about = |message: &&String| {
-            message.contains(PREFIX) && message.contains(&format!("({reason})"))
-        };
+        let reason_in_message = format!("({reason})");
+        let is_about =
+            |message: &String| message.contains(PREFIX) && message.contains(&reason_in_message);
         ensure!(
-            messages.iter().any(|message| is_about(&message)),
+            messages.iter().any(is_about),
             "the Node has no Event for {reason}: {messages:?}"
         );
     }

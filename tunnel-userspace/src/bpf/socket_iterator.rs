@@ -56,6 +56,7 @@ impl SocketIterator {
     /// Loads the iterator programs for a socket storage map, and attaches them.
     pub(super) fn attach(storage: BorrowedFd<'_>) -> io::Result<Self> {
         let btf = fs::read(VMLINUX_BTF)?;
+        let btf = parse(&btf)?;
         let sources = sources(&btf)?;
         let attach = |source: &Source| {
             let program = load(&btf, *source, storage.as_raw_fd())?;
@@ -117,7 +118,7 @@ fn read_all(
 }
 
 /// Chooses where to look for sockets on the kernel with this BTF.
-fn sources(btf: &[u8]) -> io::Result<&'static [Source]> {
+fn sources(btf: &Btf<'_>) -> io::Result<&'static [Source]> {
     Ok(if !may_crash(btf) {
         &[Source::Storage]
     } else if is_in_initial_pid_namespace()? {
@@ -128,28 +129,31 @@ fn sources(btf: &[u8]) -> io::Result<&'static [Source]> {
 }
 
 /// Returns true if the kernel with this BTF may crash while it iterates over socket storage.
-fn may_crash(btf: &[u8]) -> bool {
-    Btf::parse(btf).is_some_and(|btf| {
-        // A compiler may have inlined the function. The member came with it.
-        let value = btf.find(TypeKind::Struct, "bpf_local_storage_elem");
-        let state = value.and_then(|value| btf.member(value, "state"));
-        state.is_some() || btf.find(TypeKind::Function, CRASHING).is_some()
-    })
+fn may_crash(btf: &Btf<'_>) -> bool {
+    // A compiler may have inlined the function. The member came with it.
+    let value = btf.find(TypeKind::Struct, "bpf_local_storage_elem");
+    let state = value.and_then(|value| btf.member(value, "state"));
+    state.is_some() || btf.find(TypeKind::Function, CRASHING).is_some()
+}
+
+/// Parses the kernel's BTF.
+fn parse(btf: &[u8]) -> io::Result<Btf<'_>> {
+    Btf::parse(btf).ok_or_else(|| unsupported(format!("{VMLINUX_BTF} is no BTF")))
+}
+
+fn unsupported(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
 /// Loads the iterator program for a source of sockets. `storage` is the descriptor of a socket storage map, which the program for
 /// [`Source::Storage`] does not use.
-fn load(btf: &[u8], source: Source, storage: RawFd) -> io::Result<OwnedFd> {
-    let found = Btf::parse(btf).and_then(|btf| {
-        let target = btf.find(TypeKind::Function, source.target())?;
-        Some((target, Offsets::find(&btf)?))
-    });
-    let (target, offsets) = found.ok_or_else(|| {
-        let text = format!(
-            "{VMLINUX_BTF} has no BTF for sockets, or for {}",
-            source.target()
-        );
-        io::Error::new(io::ErrorKind::Unsupported, text)
+fn load(btf: &Btf<'_>, source: Source, storage: RawFd) -> io::Result<OwnedFd> {
+    let target = btf.find(TypeKind::Function, source.target());
+    let (target, offsets) = target.zip(Offsets::find(btf)).ok_or_else(|| {
+        let target = source.target();
+        unsupported(format!(
+            "{VMLINUX_BTF} has no BTF for sockets, or for {target}"
+        ))
     })?;
     sys::load_iterator(&program::build(source, &offsets, storage), target)
 }
@@ -169,7 +173,7 @@ pub fn supports_socket_iterator() -> io::Result<bool> {
         ];
         kinds.contains(&error.kind())
     };
-    let loaded = fs::read(VMLINUX_BTF).and_then(|btf| load(&btf, Source::Storage, -1));
+    let loaded = fs::read(VMLINUX_BTF).and_then(|btf| load(&parse(&btf)?, Source::Storage, -1));
     match loaded {
         Ok(_program) => Ok(true),
         Err(error) if is_rejected(&error) => Ok(false),

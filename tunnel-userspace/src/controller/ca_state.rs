@@ -213,7 +213,7 @@ fn created(
         .unwrap_or(Timestamp::MAX);
     let mut old = data.remove(OLD_CERTS).unwrap_or_default();
     append(&mut old, data.get(CERT));
-    append(&mut old, Some(&published.as_bytes().to_vec()));
+    append(&mut old, Some(published));
     let old = cas_in(&String::from_utf8_lossy(&old));
     if !old.is_empty() {
         let until = time(&data, OLD_UNTIL)
@@ -342,11 +342,13 @@ fn certificate_sections(pem: &str) -> impl Iterator<Item = String> {
 }
 
 /// Appends PEM sections, which begin at the beginning of a line.
-fn append(pem: &mut Vec<u8>, more: Option<&Vec<u8>>) {
+fn append(pem: &mut Vec<u8>, more: Option<impl AsRef<[u8]>>) {
     if pem.last().is_some_and(|last| *last != b'\n') {
         pem.push(b'\n');
     }
-    pem.extend(more.into_iter().flatten());
+    if let Some(more) = more {
+        pem.extend_from_slice(more.as_ref());
+    }
 }
 
 fn read(data: &CaData, (cert, key): (&str, &str)) -> Result<Authority, CaError> {

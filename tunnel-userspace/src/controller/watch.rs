@@ -24,8 +24,8 @@ use crate::{drain, error_chain::chain};
 const PAGE: u32 = 20;
 /// The longest duration of a watch, in seconds. All requests are listed again after it, so nothing stays forgotten.
 const WATCH_SECONDS: u32 = 280;
-/// The time after which a watch is ended at this end: the server, or a proxy in front of it, must have lost it.
-const WATCH_LIMIT: Duration = Duration::from_secs(310);
+/// The time beyond that after which a watch is ended at this end: the server, or a proxy in front of it, must have lost it.
+const WATCH_OVERTIME: Duration = Duration::from_secs(30);
 /// The delays after a failure.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(30);
@@ -120,5 +120,6 @@ async fn list_and_watch(
         Ok(())
     };
     // All requests are listed again after it.
-    timeout(WATCH_LIMIT, watching).await.unwrap_or(Ok(()))
+    let limit = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_OVERTIME;
+    timeout(limit, watching).await.unwrap_or(Ok(()))
 }

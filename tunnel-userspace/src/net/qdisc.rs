@@ -1,24 +1,15 @@
 //! Reads the kind of the qdisc at which the filters for packets that arrive on a link are.
 
-use std::{
-    io,
-    os::fd::{AsRawFd as _, OwnedFd},
-};
+use std::{io, os::fd::AsRawFd as _};
 
 use nix::{
     errno::Errno,
-    sys::{
-        socket::{
-            AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt,
-            socket, sockopt::ReceiveTimeout,
-        },
-        time::TimeVal,
-    },
+    sys::socket::{MsgFlags, SockProtocol, recv, send},
 };
 use rtnetlink::{
     packet_core::{
-        NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
-        NetlinkMessage, NlasIterator, parse_string,
+        NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator,
+        parse_string,
     },
     packet_route::{
         RouteNetlinkMessage,
@@ -26,10 +17,7 @@ use rtnetlink::{
     },
 };
 
-/// The time limit for a read. The kernel replies immediately.
-const RECEIVE_TIMEOUT: TimeVal = TimeVal::new(2, 0);
-/// The size of the read buffer, in bytes. The kernel returns at most 32 KiB per read (`netlink_recvmsg`).
-const BUFFER_SIZE: usize = 32 * 1024;
+use super::blocking_netlink::{self, BUFFER_SIZE, message};
 
 /// The parent of the qdiscs `ingress` and `clsact` (`TC_H_INGRESS`, `TC_H_CLSACT`).
 const PARENT: TcHandle = TcHandle {
@@ -47,7 +35,7 @@ const KIND: u16 = 1;
 ///
 /// Returns an error if the kernel can't list the qdiscs.
 pub fn ingress_qdisc(link: u32) -> io::Result<Option<String>> {
-    let socket = open()?;
+    let socket = blocking_netlink::open(SockProtocol::NetlinkRoute)?;
     send(socket.as_raw_fd(), &request(), MsgFlags::empty())?;
     let mut buffer = vec![0; BUFFER_SIZE];
     loop {
@@ -67,29 +55,13 @@ pub fn ingress_qdisc(link: u32) -> io::Result<Option<String>> {
     }
 }
 
-fn open() -> nix::Result<OwnedFd> {
-    let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute);
-    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-    setsockopt(&socket, ReceiveTimeout, &RECEIVE_TIMEOUT)?;
-    Ok(socket)
-}
-
 /// Returns the request for a list of the qdiscs of all links. The kernel can't list those of one link.
 fn request() -> Vec<u8> {
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    serialize(
-        header,
+    message(
+        NLM_F_REQUEST | NLM_F_DUMP,
+        0,
         RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default()),
     )
-}
-
-fn serialize(header: NetlinkHeader, body: RouteNetlinkMessage) -> Vec<u8> {
-    let mut message = NetlinkMessage::new(header, body.into());
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    bytes
 }
 
 /// The content of a read buffer.
@@ -158,10 +130,7 @@ mod tests {
         let mut message = TcMessage::with_index(link);
         message.header.parent = parent;
         message.attributes = vec![TcAttribute::Kind(kind.to_owned())];
-        serialize(
-            NetlinkHeader::default(),
-            RouteNetlinkMessage::NewQueueDiscipline(message),
-        )
+        super::message(0, 0, RouteNetlinkMessage::NewQueueDiscipline(message))
     }
 
     /// Returns a message that ends the list.

@@ -10,29 +10,18 @@ use std::{
 
 use nix::{
     errno::Errno,
-    sys::{
-        socket::{
-            AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt,
-            socket, sockopt::ReceiveTimeout,
-        },
-        time::TimeVal,
-    },
+    sys::socket::{MsgFlags, SockProtocol, recv, send},
 };
 use tunnel_common::addr::{Address, Port, Protocol};
 
 use self::message::{ADDRESS_FAMILIES, Reply};
 pub use self::message::{ListedSocket, SocketFilter, is_connected};
+use super::blocking_netlink::{self, BUFFER_SIZE};
 
 /// Returns the number of netlink messages in a buffer. Used by the fuzz target.
 pub(crate) fn messages_in(part: &[u8]) -> usize {
     message::parse_replies(part, 0).count()
 }
-
-/// The time limit for a read. The kernel replies immediately; the limit guards against lost messages.
-const RECEIVE_TIMEOUT: TimeVal = TimeVal::new(2, 0);
-/// The size of the read buffer, in bytes. The kernel fills the buffer, but returns at most 32 KiB per read
-/// (`netlink_recvmsg`).
-const BUFFER_SIZE: usize = 32 * 1024;
 
 /// An error from listing or ending sockets.
 #[derive(Debug, thiserror::Error)]
@@ -113,15 +102,9 @@ impl SockDiag {
     ///
     /// Returns an error if the socket can't be opened.
     pub fn open() -> Result<Self, DiagError> {
-        let opened = || -> Result<OwnedFd, Errno> {
-            let flags = SockFlag::SOCK_CLOEXEC;
-            let protocol = SockProtocol::NetlinkSockDiag;
-            let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-            setsockopt(&socket, ReceiveTimeout, &RECEIVE_TIMEOUT)?;
-            Ok(socket)
-        };
         Ok(Self {
-            socket: opened().map_err(|errno| DiagError::Open(errno.into()))?,
+            socket: blocking_netlink::open(SockProtocol::NetlinkSockDiag)
+                .map_err(|errno| DiagError::Open(errno.into()))?,
             sequence: 0,
             buffer: vec![0; BUFFER_SIZE],
         })

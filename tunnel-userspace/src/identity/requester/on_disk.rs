@@ -206,12 +206,10 @@ impl OnDisk {
                     | FileProblem::WrongRole { .. }
                     | FileProblem::WrongPurpose(_)
                     | FileProblem::OtherNode(..)
-            );
-            let is_early = matches!(
+            ) || matches!(
                 problem,
                 FileProblem::NotYetValid { from, now } if now.duration_until(*from) > MAX_WAIT
             );
-            let is_useless = is_useless || is_early;
             if is_useless && error.path == self.files.cert {
                 NotInstalled::Useless(text)
             } else {

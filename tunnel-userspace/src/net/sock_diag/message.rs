@@ -10,10 +10,11 @@ use netlink_packet_sock_diag::{
 };
 use nix::errno::Errno;
 use rtnetlink::packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
 use tunnel_common::addr::{Address, Port, Protocol};
+
+use crate::net::blocking_netlink::message;
 
 /// The address families to list sockets for. IPv6 includes sockets with v4-mapped addresses.
 pub(super) const ADDRESS_FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
@@ -178,21 +179,6 @@ fn request(protocol: Protocol, states: StateFlags, socket: &ListedSocket) -> Soc
         states,
         socket_id: socket.id.clone(),
     })
-}
-
-/// Serialises a message with its header.
-fn message<T>(flags: u16, sequence: u32, body: T) -> Vec<u8>
-where
-    T: NetlinkSerializable + Into<NetlinkPayload<T>>,
-{
-    let mut header = NetlinkHeader::default();
-    header.flags = flags;
-    header.sequence_number = sequence;
-    let mut message = NetlinkMessage::new(header, body.into());
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    bytes
 }
 
 /// A message from the kernel.

@@ -228,7 +228,7 @@ fn load_and_measure(
         hook: match program.attach_point {
             AttachPoint::Cgroup => program.hook,
             // For these programs, the hook is specified only when the program is attached.
-            AttachPoint::Uplinks => 0,
+            AttachPoint::Devices => 0,
         },
         instructions: &encode(&function.instructions),
         btf,

@@ -310,10 +310,10 @@ impl ProgramType {
 pub enum AttachPoint {
     /// The cgroup (`bpf.cgroup`), through a single link that is pinned under the program's name.
     Cgroup,
-    /// Each uplink (`service.uplinks`) on a node that needs the program, through a link that is pinned under
-    /// the program's name and the device's index. On kernels without such links, the program is attached as a
-    /// tc filter.
-    Uplinks,
+    /// Each network device that needs the program: an uplink (`service.uplinks`), or any (`service.packets.links: all`). It is
+    /// attached through a link that is pinned under the program's name and the device's index, or, on kernels without such
+    /// links, as a tc filter.
+    Devices,
 }
 
 /// A program: one row of the table.
@@ -366,7 +366,7 @@ pub const GUARD: Program = Program {
     kind: ProgramType::Classifier,
     // BPF_TCX_INGRESS.
     hook: 46,
-    attach_point: AttachPoint::Uplinks,
+    attach_point: AttachPoint::Devices,
 };
 
 /// The program that changes the destinations of packets that arrive on uplinks.
@@ -375,7 +375,7 @@ pub const IN: Program = Program {
     kind: ProgramType::Classifier,
     // BPF_TCX_INGRESS.
     hook: 46,
-    attach_point: AttachPoint::Uplinks,
+    attach_point: AttachPoint::Devices,
 };
 
 /// The program that changes the sources of packets that leave on uplinks.
@@ -384,7 +384,7 @@ pub const OUT: Program = Program {
     kind: ProgramType::Classifier,
     // BPF_TCX_EGRESS.
     hook: 47,
-    attach_point: AttachPoint::Uplinks,
+    attach_point: AttachPoint::Devices,
 };
 
 /// All programs, in the order in which they are attached: those that restore a VIP come before those that

@@ -13,7 +13,7 @@
 //! - `stray_programs`: finds attached programs that are not pinned in the pin directory
 //! - `kernel_log`: replaces one program with its logging variant, and reads its events
 //! - `batched_writes`: writes to the maps in batches
-//! - `uplink_programs`: attaches programs to uplinks
+//! - `device_programs`: attaches programs to uplinks
 //! - `guard`: the guard on uplinks
 //! - `translation`: the programs on uplinks that translate packets
 //! - `open_connections`: the counts of open connections, by backend
@@ -33,6 +33,7 @@ mod batched_writes;
 mod btf;
 mod cgroup;
 mod data_path;
+mod device_programs;
 mod directory_lock;
 mod flow_map;
 mod globals;
@@ -63,7 +64,6 @@ mod stray_programs;
 mod stray_set;
 mod sys;
 mod translation;
-mod uplink_programs;
 
 pub(crate) use self::kernel_offsets::search_btf;
 pub use self::{
@@ -71,6 +71,7 @@ pub use self::{
     attachment::{Attachment, AttachmentView},
     cgroup::{CgroupError, check as check_cgroup, find_root},
     data_path::{DataPath, LoadError, OBJECT, release_start},
+    device_programs::DeviceError,
     flow_map::KernelFlows,
     globals::{Globals, PacketSettings, ProgramSettings},
     guard::Guard,
@@ -95,5 +96,4 @@ pub use self::{
     stray_programs::{StrayPrograms, detach_strays, take_over_strays},
     sys::RcuGrace,
     translation::Translation,
-    uplink_programs::UplinkError,
 };

@@ -30,7 +30,7 @@ pub(super) fn parse_pin_name(name: &str) -> Option<(&'static Program, Option<u32
     }
     let (name, device) = name.rsplit_once('-')?;
     let program =
-        Program::named(name).filter(|program| program.attach_point == AttachPoint::Uplinks)?;
+        Program::named(name).filter(|program| program.attach_point == AttachPoint::Devices)?;
     Some((program, Some(device.parse().ok()?)))
 }
 

@@ -1,6 +1,7 @@
 //! Loads the object that contains the kernel programs, using the pinned maps.
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -17,6 +18,7 @@ use tunnel_common::{
 use super::{
     attach::{self, AttachError, Attached},
     attachment::Attachment,
+    device_programs::{DeviceError, DevicePrograms, failed},
     flow_map::KernelFlows,
     globals::{self, Globals, ProgramSettings},
     guard::{self, Guard},
@@ -31,7 +33,6 @@ use super::{
     programs::{self, Programs},
     sys::{self, MapHandle},
     translation::{self, SenderRangeMaps, Translation, WithoutEthernet},
-    uplink_programs::UplinkPrograms,
 };
 use crate::reconcile::{
     AdoptError, ClusterAddresses, GracePeriod, MapSizes, ReadError, WriteError,
@@ -107,7 +108,7 @@ pub(super) fn raise_memory_limit() -> bool {
 pub struct DataPath {
     pub(super) programs: Programs,
     /// The logging variant of a program for uplinks, which replaces the plain one.
-    pub(super) logging_uplink_program: Option<(&'static Program, Programs)>,
+    pub(super) logging_device_program: Option<(&'static Program, Programs)>,
     pub(super) maps: PathBuf,
     pub(super) links: PathBuf,
     pub(super) globals: Globals,
@@ -193,7 +194,7 @@ impl DataPath {
         let open_connections =
             OpenConnections::open(&directory, &pins.replaced(&directory, table::CONNS.name)?)?;
         Ok(Self {
-            logging_uplink_program: None,
+            logging_device_program: None,
             programs,
             open_connections: Arc::new(open_connections),
             are_counts_merged: false,
@@ -249,8 +250,24 @@ impl DataPath {
         Ok(())
     }
 
+    /// Removes the replaced maps, except that of flows. Must be called right before the programs for packets are replaced: a
+    /// process that starts after this one was killed concludes that some of them use the new map. If the counts in the
+    /// replaced maps have not been added to those in the new maps, removes the map of flows only: the next process would move
+    /// the flows again.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file or directory can't be removed.
+    pub fn remove_all_but_replaced_flows(&self, pins: &PinDirectory) -> Result<(), PinError> {
+        if self.are_counts_merged {
+            pins.remove_beside_replaced(&self.maps, table::FLOWS.name)
+        } else {
+            pins.remove_replaced(&self.maps, table::FLOWS.name)
+        }
+    }
+
     /// Removes the replaced maps, unless their counts have not been added to those in the new maps. The map of flows is removed in
-    /// any case: the next process would move them again.
+    /// any case.
     ///
     /// # Errors
     ///
@@ -263,6 +280,27 @@ impl DataPath {
         Ok(())
     }
 
+    /// Keeps the programs for packets of an earlier process from beginning flows, if they use replaced maps, which nobody updates
+    /// any more. Their connections go on, unless it was of a version with other maps of links: then the programs are detached.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the replaced maps can't be listed, or if a program can't be detached.
+    pub fn stop_outdated_translation(&self, pins: &PinDirectory) -> Result<(), DeviceError> {
+        let replaced = pins.replaced_directories().map_err(io::Error::other);
+        let replaced = replaced.map_err(failed("list the replaced maps".to_owned()))?;
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        let mut directories = replaced.iter().chain([&self.maps]);
+        if let Err(error) = directories.try_for_each(|maps| translation::forget_links(maps)) {
+            tracing::warn!(%error, "detaching the programs for packets, since their maps are outdated");
+            let mut programs = self.device_programs(translation::ROWS);
+            return programs.remove_unused(&BTreeMap::new());
+        }
+        Ok(())
+    }
+
     /// Returns the guard for the uplinks.
     ///
     /// # Errors
@@ -270,7 +308,7 @@ impl DataPath {
     /// Returns an error if the map `host` can't be opened.
     pub fn guard(&self) -> Result<Guard, ReadError> {
         let host = MapHandle::open(&self.maps, &table::HOST)?;
-        Ok(Guard::new(self.uplink_programs(guard::ROWS), host))
+        Ok(Guard::new(self.device_programs(guard::ROWS), host))
     }
 
     /// Returns the programs that translate packets. They are loaded now, if they are needed, so that those at the
@@ -293,7 +331,7 @@ impl DataPath {
             local: MapHandle::open(&self.maps, &table::LOCAL_RANGES)?,
             forwarded: MapHandle::open(&self.maps, &table::FORWARD_RANGES)?,
         };
-        let programs = self.uplink_programs(translation::ROWS);
+        let programs = self.device_programs(translation::ROWS);
         let without_ethernet = WithoutEthernet::new(
             (self.maps.clone(), self.globals.clone().without_ethernet()),
             (self.links.clone(), self.features),
@@ -322,9 +360,9 @@ impl DataPath {
         self.moving_flows.as_ref()
     }
 
-    fn uplink_programs(&self, rows: &'static [Program]) -> UplinkPrograms {
-        let logging = self.logging_uplink_program.as_ref();
-        UplinkPrograms::new(
+    fn device_programs(&self, rows: &'static [Program]) -> DevicePrograms {
+        let logging = self.logging_device_program.as_ref();
+        DevicePrograms::new(
             rows,
             self.programs.clone(),
             logging.filter(|(row, _)| rows.contains(row)).cloned(),

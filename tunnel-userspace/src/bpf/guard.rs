@@ -13,8 +13,8 @@ use tunnel_common::{
 
 use super::{
     attachment::Attachment,
+    device_programs::{DeviceError, DevicePrograms, failed},
     sys::MapHandle,
-    uplink_programs::{UplinkError, UplinkPrograms, failed},
 };
 use crate::net::UplinkGuard;
 
@@ -27,14 +27,14 @@ pub(super) const ROWS: &[Program] = &[GUARD];
 
 /// The guard, and the devices that it is attached to.
 pub struct Guard {
-    programs: UplinkPrograms,
+    programs: DevicePrograms,
     host: MapHandle<u32, u64>,
     /// The address families that were last written to `host`.
     routed_families: Option<u64>,
 }
 
 impl Guard {
-    pub(super) const fn new(programs: UplinkPrograms, host: MapHandle<u32, u64>) -> Self {
+    pub(super) const fn new(programs: DevicePrograms, host: MapHandle<u32, u64>) -> Self {
         Self {
             programs,
             host,
@@ -60,13 +60,13 @@ impl Guard {
 }
 
 impl UplinkGuard for Guard {
-    type Error = UplinkError;
+    type Error = DeviceError;
 
     fn guard_uplinks(
         &mut self,
         uplinks: &BTreeMap<u32, String>,
         reattach: bool,
-    ) -> Result<(), UplinkError> {
+    ) -> Result<(), DeviceError> {
         self.programs.attach(uplinks, reattach)
     }
 
@@ -74,7 +74,7 @@ impl UplinkGuard for Guard {
         self.programs.attached_links()
     }
 
-    fn set_steering(&mut self, [v4, v6]: [bool; 2]) -> Result<(), UplinkError> {
+    fn set_steering(&mut self, [v4, v6]: [bool; 2]) -> Result<(), DeviceError> {
         let [v4, v6] = [v4, v6].map(u64::from);
         let families = (v4 * SteeringRecord::ROUTED_V4) | (v6 * SteeringRecord::ROUTED_V6);
         if self.routed_families == Some(families) {
@@ -89,7 +89,7 @@ impl UplinkGuard for Guard {
         Ok(())
     }
 
-    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), UplinkError> {
+    fn remove_unused(&mut self, uplinks: &BTreeMap<u32, String>) -> Result<(), DeviceError> {
         self.programs.remove_unused(uplinks)
     }
 }

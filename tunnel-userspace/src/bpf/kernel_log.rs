@@ -138,8 +138,8 @@ impl DataPath {
             .map_err(|error| failed("read the events of")(error.into()))?;
         let variant = Programs::new(variant);
         let plain = match row.attach_point {
-            AttachPoint::Uplinks => {
-                self.logging_uplink_program = Some((row, variant));
+            AttachPoint::Devices => {
+                self.logging_device_program = Some((row, variant));
                 None
             }
             AttachPoint::Cgroup => {

@@ -10,8 +10,9 @@
 //! 3. `v1-next` becomes `v1`
 //! 4. the programs at sockets are replaced
 //! 5. the flows of packets are moved, if their map is replaced
-//! 6. `v1-old`, or `v0`, is removed
+//! 6. `v1-old`, or `v0`, loses all maps but that of flows, if that is replaced
 //! 7. the programs for packets are replaced
+//! 8. `v1-old`, or `v0`, is removed
 //!
 //! The daemon doesn't write to the old maps after the first step, so both sets keep the same contents.
 

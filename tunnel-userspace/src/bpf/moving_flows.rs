@@ -1,9 +1,7 @@
 //! Moves the flows of packets to a map of another size, while the programs that use it are replaced.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    os::fd::AsFd as _,
+    collections::BTreeMap,
     path::Path,
     sync::mpsc::{self, RecvTimeoutError},
     thread,
@@ -18,9 +16,9 @@ use tunnel_common::{
 
 use super::{
     flow_map::KernelFlows,
+    pin::Pin,
     pin_directory::{PinDirectory, PinError},
-    sys::{self, MapHandle},
-    translation, uplink_programs,
+    sys::MapHandle,
 };
 use crate::{
     flows::{CopiedFlows, FlowCopy, SweepError},
@@ -47,6 +45,8 @@ pub struct MovingFlows {
     state: MapHandle<u32, u64>,
     recent: MapHandle<u32, FlowKey>,
     counts: MapHandle<u32, u32>,
+    /// True if an earlier process was killed while it replaced the programs, so that some of them may use the new map.
+    is_new_used: bool,
 }
 
 /// The flows that have been copied so far.
@@ -61,30 +61,32 @@ impl MovingFlows {
     /// Opens both maps, and copies the flows that there are: if the daemon is killed before the programs are replaced, the next
     /// one finds them.
     pub(super) fn begin(old: &Path, new: &Path) -> Result<Self, SweepError> {
+        Self::open(old, new, false)
+    }
+
+    fn open(old: &Path, new: &Path, is_new_used: bool) -> Result<Self, SweepError> {
         let moving = Self {
             old: KernelFlows::open(old)?,
             new: KernelFlows::open(new)?,
             state: MapHandle::open(new, &table::PACKET_STATE)?,
             recent: MapHandle::open(new, &table::RECENT_FLOWS)?,
             counts: MapHandle::open(new, &table::RECENT_COUNTS)?,
+            is_new_used,
         };
         moving.copy_all()?;
         Ok(moving)
     }
 
-    /// Opens the maps of a move that an earlier process did not finish before it was killed: the programs on links still use the
-    /// map that was replaced. Returns `None` if there is none, or if a map can't be opened, which is logged.
+    /// Opens the maps of a move that an earlier process did not finish before it was killed: some programs on links may still use
+    /// the map that was replaced. Returns `None` if there is none, or if a map can't be opened, which is logged.
     pub(super) fn resume(pins: &PinDirectory, new: &Path) -> Result<Option<Self>, PinError> {
         let replaced = pins.replaced(new, table::FLOWS.name)?;
         let Some(old) = replaced.first() else {
             return Ok(None);
         };
-        // Without CAP_SYS_ADMIN, the kernel doesn't show which maps a program uses. The pin of the old map is removed before any
-        // program is replaced.
-        if let Ok(false) = is_used(old, new, &pins.links()) {
-            return Ok(None);
-        }
-        let resumed = Self::begin(old, new);
+        // All other maps are removed right before the first program is replaced.
+        let is_new_used = Pin::all(old)?.len() == 1;
+        let resumed = Self::open(old, new, is_new_used);
         if let Err(error) = &resumed {
             tracing::warn!(
                 error = error as &dyn std::error::Error,
@@ -199,6 +201,7 @@ impl MovingFlows {
         FlowCopy {
             old: &self.old,
             new: &self.new,
+            is_new_used: self.is_new_used,
         }
     }
 
@@ -217,21 +220,6 @@ impl MovingFlows {
     fn freeze(&self, until: u64) -> Result<(), SweepError> {
         Ok(self.state.write(&FROZEN_UNTIL, &until)?)
     }
-}
-
-/// Returns true if programs for packets use the map of flows in `old`, and none uses that in `new`, which has the later flows
-/// otherwise.
-fn is_used(old: &Path, new: &Path, links: &Path) -> io::Result<bool> {
-    let mut used = BTreeSet::new();
-    for pin in uplink_programs::pins(links, translation::ROWS) {
-        let program = uplink_programs::program_of_pin(&pin.path)?;
-        used.extend(sys::program_by_id(program)?.maps);
-    }
-    let is_among = |directory: &Path| {
-        let map = sys::open_pin(&directory.join(table::FLOWS.name))?;
-        sys::object_id(map.as_fd()).map(|id| used.contains(&id))
-    };
-    Ok(is_among(old)? && !is_among(new)?)
 }
 
 /// Calls `freeze` again and again until the sender of `working` is dropped, or has not been for too long.

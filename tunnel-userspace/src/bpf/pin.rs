@@ -12,8 +12,8 @@ use tunnel_common::{
 };
 
 use super::{
-    attach, map_directories::Directory, map_spec::MapSpec, path::failed, pin_directory::PinError,
-    sys, uplink_programs,
+    attach, device_programs, map_directories::Directory, map_spec::MapSpec, path::failed,
+    pin_directory::PinError, sys,
 };
 
 /// Detaches the program of a pinned link immediately. The pin stays.
@@ -58,7 +58,7 @@ impl Pin {
         let (program, device) =
             known.ok_or_else(|| self.foreign("Culvert has no program of that name"))?;
         if let Some(device) = device {
-            return match uplink_programs::is_program_of(program, &self.path, device) {
+            return match device_programs::is_program_of(program, &self.path, device) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(self.foreign(format!(
                     "it is not the program {} of device {device}",
@@ -115,7 +115,7 @@ impl Pin {
     pub(super) fn remove(&self) -> Result<(), PinError> {
         let path = &self.path;
         if let Some((program, Some(device))) = attach::parse_pin_name(&self.name) {
-            uplink_programs::remove_filter(program, path, device)
+            device_programs::remove_filter(program, path, device)
                 .map_err(failed("detach the filter of", path))?;
         }
         // Maps can't be detached, and links to a removed cgroup are already detached.

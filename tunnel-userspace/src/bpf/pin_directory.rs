@@ -325,6 +325,28 @@ impl PinDirectory {
         Ok(())
     }
 
+    /// Removes the pins beside those named `map` that refer to a different map from the one pinned in `directory`.
+    pub(super) fn remove_beside_replaced(
+        &self,
+        directory: &Path,
+        map: &str,
+    ) -> Result<(), PinError> {
+        for other in self.replaced(directory, map)? {
+            let pins = Pin::all(&other)?.into_iter();
+            pins.filter(|pin| pin.name != map)
+                .try_for_each(|pin| pin.remove())?;
+        }
+        Ok(())
+    }
+
+    /// Returns the directories of maps that have been replaced.
+    pub(super) fn replaced_directories(&self) -> Result<Vec<PathBuf>, PinError> {
+        let current = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);
+        let found = self.directories()?.into_iter();
+        let replaced = found.filter(|directory| *directory != current);
+        Ok(replaced.map(|directory| self.path(directory)).collect())
+    }
+
     /// Creates the directories for maps and links.
     pub(super) fn create_directories(&self, maps: &Path) -> Result<(), PinError> {
         for directory in [maps, &self.links()] {
@@ -350,8 +372,7 @@ impl PinDirectory {
         ))
     }
 
-    /// Removes the maps that have been replaced. Must be called only after the programs at sockets have been attached, and
-    /// right before those for packets are.
+    /// Removes the maps that have been replaced. Must be called only after the programs have been attached.
     ///
     /// # Errors
     ///

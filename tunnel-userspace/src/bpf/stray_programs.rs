@@ -394,7 +394,7 @@ impl Found {
         sets: &mut [StraySet],
     ) -> Result<(), StrayError> {
         let attached = links.iter().filter(|(ids, info)| {
-            info.attach_point == AttachPoint::Uplinks && !self.pinned.contains(&ids.program)
+            info.attach_point == AttachPoint::Devices && !self.pinned.contains(&ids.program)
         });
         for (ids, info) in attached {
             // The program may have been removed meanwhile.
@@ -402,7 +402,7 @@ impl Found {
                 continue;
             };
             let row = Program::named(&program.name).filter(|row| {
-                row.attach_point == AttachPoint::Uplinks && row.kind.number() == program.kind
+                row.attach_point == AttachPoint::Devices && row.kind.number() == program.kind
             });
             let shares = |set: &&mut StraySet| {
                 let mut maps = program.maps.iter();

@@ -159,7 +159,7 @@ impl LinkTarget<'_> {
         let (attach_point, target_id) = match self {
             Self::Cgroup(_, number) => (AttachPoint::Cgroup, number),
             Self::Device(device) | Self::DeviceBehind(device, _) => {
-                (AttachPoint::Uplinks, device.into())
+                (AttachPoint::Devices, device.into())
             }
         };
         LinkInfo {
@@ -284,7 +284,7 @@ pub(super) fn link_info(object: BorrowedFd<'_>) -> io::Result<Option<LinkInfo>> 
             hook: third,
         }),
         BPF_LINK_TYPE_TCX => Some(LinkInfo {
-            attach_point: AttachPoint::Uplinks,
+            attach_point: AttachPoint::Devices,
             target_id: first.into(),
             hook: second,
         }),

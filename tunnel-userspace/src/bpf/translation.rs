@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io, iter,
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use tunnel_common::{
@@ -18,11 +18,11 @@ use tunnel_common::{
 use super::{
     attachment::Attachment,
     data_path::{self, OBJECT},
+    device_programs::{DeviceError, DevicePrograms, failed},
     globals::Globals,
     probe::Features,
     programs::{FrameRun, Programs},
     sys::MapHandle,
-    uplink_programs::{UplinkError, UplinkPrograms, failed},
 };
 use crate::net::{LocalOnLink, PacketPrograms, SenderRanges, TranslatedLink};
 
@@ -31,7 +31,7 @@ pub(super) const ROWS: &[Program] = &[OUT, IN];
 
 /// The programs that translate packets, and the devices that they are attached to.
 pub struct Translation {
-    programs: UplinkPrograms,
+    programs: DevicePrograms,
     without_ethernet: WithoutEthernet,
     links: MapHandle<u32, PacketLink>,
     ranges: SenderRangeMaps,
@@ -45,7 +45,7 @@ pub(super) struct SenderRangeMaps {
 
 impl Translation {
     pub(super) fn new(
-        (programs, without_ethernet): (UplinkPrograms, WithoutEthernet),
+        (programs, without_ethernet): (DevicePrograms, WithoutEthernet),
         packet_links: MapHandle<u32, PacketLink>,
         ranges: SenderRangeMaps,
     ) -> Self {
@@ -91,7 +91,7 @@ pub(super) struct WithoutEthernet {
     links: PathBuf,
     features: Features,
     attachment: Option<Attachment>,
-    programs: Option<UplinkPrograms>,
+    programs: Option<DevicePrograms>,
 }
 
 impl WithoutEthernet {
@@ -113,7 +113,7 @@ impl WithoutEthernet {
         &mut self,
         uplinks: &BTreeMap<u32, String>,
         reattach: bool,
-    ) -> Result<(), UplinkError> {
+    ) -> Result<(), DeviceError> {
         if uplinks.is_empty() && self.programs.is_none() {
             return Ok(());
         }
@@ -124,14 +124,14 @@ impl WithoutEthernet {
         self.programs.insert(programs).attach(uplinks, reattach)
     }
 
-    fn load(&self) -> Result<UplinkPrograms, UplinkError> {
+    fn load(&self) -> Result<DevicePrograms, DeviceError> {
         let failed = || failed("load the programs for links without an Ethernet header".to_owned());
         let ebpf = data_path::loader(&self.maps, &self.globals).load(OBJECT);
         let programs = Programs::new(ebpf.map_err(io::Error::other).map_err(failed())?);
         let loaded = programs.load(ROWS);
         loaded.map_err(io::Error::other).map_err(failed())?;
         let pins = (self.links.clone(), self.features);
-        let mut programs = UplinkPrograms::new(ROWS, programs, None, pins);
+        let mut programs = DevicePrograms::new(ROWS, programs, None, pins);
         if let Some(attachment) = &self.attachment {
             programs.set_attachment(attachment.clone());
         }
@@ -140,14 +140,14 @@ impl WithoutEthernet {
 }
 
 impl PacketPrograms for Translation {
-    type Error = UplinkError;
+    type Error = DeviceError;
 
     fn attach(
         &mut self,
         with_ethernet: &BTreeMap<u32, String>,
         without_ethernet: &BTreeMap<u32, String>,
         reattach: bool,
-    ) -> Result<(), UplinkError> {
+    ) -> Result<(), DeviceError> {
         let attached = self.programs.attach(with_ethernet, reattach);
         let others = self.without_ethernet.attach(without_ethernet, reattach);
         attached.and(others)
@@ -159,12 +159,12 @@ impl PacketPrograms for Translation {
 
     fn complete_links(&self) -> BTreeSet<u32> {
         let others = self.without_ethernet.programs.iter();
-        let others = others.flat_map(UplinkPrograms::complete_links);
+        let others = others.flat_map(DevicePrograms::complete_links);
         let links = self.programs.complete_links().iter().chain(others);
         links.copied().collect()
     }
 
-    fn remove_unused(&mut self, links: &BTreeMap<u32, String>) -> Result<(), UplinkError> {
+    fn remove_unused(&mut self, links: &BTreeMap<u32, String>) -> Result<(), DeviceError> {
         self.programs.remove_unused(links)
     }
 
@@ -172,7 +172,7 @@ impl PacketPrograms for Translation {
         self.programs.others(links)
     }
 
-    fn set_ranges(&mut self, ranges: &SenderRanges) -> Result<(), UplinkError> {
+    fn set_ranges(&mut self, ranges: &SenderRanges) -> Result<(), DeviceError> {
         let local = write_ranges(&self.ranges.local, &ranges.local);
         let forwarded = write_ranges(&self.ranges.forwarded, &ranges.forwarded);
         let failed = |name: &str| failed(format!("write the map {name}"));
@@ -180,18 +180,12 @@ impl PacketPrograms for Translation {
         forwarded.map_err(failed(table::FORWARD_RANGES.name))
     }
 
-    fn forget_other_links(&mut self, links: &BTreeSet<u32>) -> Result<(), UplinkError> {
-        let failed = || failed("write the map packet_links".to_owned());
-        let stored = self.links.read_all();
-        let stored = stored.map_err(io::Error::other).map_err(failed())?;
-        for (link, _) in stored.iter().filter(|(link, _)| !links.contains(link)) {
-            let removed = self.links.remove(link);
-            removed.map_err(io::Error::other).map_err(failed())?;
-        }
-        Ok(())
+    fn forget_other_links(&mut self, links: &BTreeSet<u32>) -> Result<(), DeviceError> {
+        let removed = remove_other_links(&self.links, links);
+        removed.map_err(failed("write the map packet_links".to_owned()))
     }
 
-    fn set_links(&mut self, wanted: &BTreeMap<u32, TranslatedLink>) -> Result<(), UplinkError> {
+    fn set_links(&mut self, wanted: &BTreeMap<u32, TranslatedLink>) -> Result<(), DeviceError> {
         let failed = || failed("write the map packet_links".to_owned());
         let stored = self.links.read_all();
         let stored: BTreeMap<_, _> = stored
@@ -208,6 +202,23 @@ impl PacketPrograms for Translation {
         }
         Ok(())
     }
+}
+
+/// Removes all links from the map in a directory, if it exists, so that no flow begins by the programs that use it.
+pub(super) fn forget_links(maps: &Path) -> io::Result<()> {
+    if !maps.join(table::PACKET_LINKS.name).exists() {
+        return Ok(());
+    }
+    let links = MapHandle::open(maps, &table::PACKET_LINKS).map_err(io::Error::other)?;
+    remove_other_links(&links, &BTreeSet::new())
+}
+
+fn remove_other_links(map: &MapHandle<u32, PacketLink>, kept: &BTreeSet<u32>) -> io::Result<()> {
+    let stored = map.read_all().map_err(io::Error::other)?;
+    for (link, _) in stored.iter().filter(|(link, _)| !kept.contains(link)) {
+        map.remove(link).map_err(io::Error::other)?;
+    }
+    Ok(())
 }
 
 /// Writes the ranges that have changed. The remaining entries become unused.

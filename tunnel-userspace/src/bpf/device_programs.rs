@@ -1,4 +1,4 @@
-//! Attaches programs to uplinks.
+//! Attaches programs to devices.
 //!
 //! On kernels with tcx, a program is attached through a pinned link. On others, it is attached as a clsact filter
 //! with a fixed priority and handle; the program is then pinned to record that the filter exists.
@@ -68,18 +68,18 @@ impl FilterPosition {
 /// An error that can occur when attaching or detaching a program.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}")]
-pub struct UplinkError {
+pub struct DeviceError {
     step: String,
     #[source]
     source: io::Error,
 }
 
-pub(super) fn failed(step: String) -> impl FnOnce(io::Error) -> UplinkError {
-    move |source| UplinkError { step, source }
+pub(super) fn failed(step: String) -> impl FnOnce(io::Error) -> DeviceError {
+    move |source| DeviceError { step, source }
 }
 
-/// Programs for uplinks, and the devices that they are attached to.
-pub(super) struct UplinkPrograms {
+/// Programs for devices, and the devices that they are attached to.
+pub(super) struct DevicePrograms {
     /// The rows of the programs, in the order in which they are attached.
     rows: &'static [Program],
     programs: Programs,
@@ -97,7 +97,7 @@ pub(super) struct UplinkPrograms {
     attachment: Option<Attachment>,
 }
 
-impl UplinkPrograms {
+impl DevicePrograms {
     pub(super) fn new(
         rows: &'static [Program],
         programs: Programs,
@@ -142,19 +142,19 @@ impl UplinkPrograms {
         self.object_of(row).run(row, frame)
     }
 
-    /// Attaches the programs to every uplink. If `reattach` is true, repairs those that are already attached.
+    /// Attaches the programs to every device. If `reattach` is true, repairs those that are already attached.
     pub(super) fn attach(
         &mut self,
-        uplinks: &BTreeMap<u32, String>,
+        devices: &BTreeMap<u32, String>,
         reattach: bool,
-    ) -> Result<(), UplinkError> {
+    ) -> Result<(), DeviceError> {
         self.attached
-            .retain(|(device, _), _| uplinks.contains_key(device));
+            .retain(|(device, _), _| devices.contains_key(device));
         self.broken
-            .retain(|(device, _)| uplinks.contains_key(device));
+            .retain(|(device, _)| devices.contains_key(device));
         self.complete.clear();
         let mut first = Ok(());
-        for (device, name) in uplinks {
+        for (device, name) in devices {
             for row in self.rows {
                 if !reattach && self.is_in_effect(row, *device) {
                     continue;
@@ -190,7 +190,7 @@ impl UplinkPrograms {
         row: &'static Program,
         device: u32,
         name: &str,
-    ) -> Result<(), UplinkError> {
+    ) -> Result<(), DeviceError> {
         let pin = self.links.join(attach::pin_name(row, device));
         let attached = if self.features.tcx {
             self.attach_link(row, device, name, pin)
@@ -202,7 +202,7 @@ impl UplinkPrograms {
             })
         };
         let program = row.name;
-        attached.map_err(failed(format!("attach program {program} to uplink {name}")))
+        attached.map_err(failed(format!("attach program {program} to {name}")))
     }
 
     fn attach_link(
@@ -256,7 +256,7 @@ impl UplinkPrograms {
         link: Option<HeldLink>,
     ) {
         if self.attached.insert((device, row.name), link).is_none() {
-            tracing::info!(uplink = %name, program = row.name, "attached");
+            tracing::info!(device = %name, program = row.name, "attached");
         }
     }
 
@@ -298,13 +298,13 @@ impl UplinkPrograms {
         self.pins().into_iter().map(|pin| pin.device).collect()
     }
 
-    /// Detaches the programs from all links that are not uplinks.
+    /// Detaches the programs from all other devices.
     pub(super) fn remove_unused(
         &mut self,
-        uplinks: &BTreeMap<u32, String>,
-    ) -> Result<(), UplinkError> {
+        devices: &BTreeMap<u32, String>,
+    ) -> Result<(), DeviceError> {
         for Pin { row, device, path } in self.pins() {
-            if uplinks.contains_key(&device) {
+            if devices.contains_key(&device) {
                 continue;
             }
             self.attached.remove(&(device, row.name));
@@ -317,13 +317,13 @@ impl UplinkPrograms {
         Ok(())
     }
 
-    /// Describes the programs of others on uplinks, as far as they are attached through tcx. They run beside these programs.
-    pub(super) fn others(&self, uplinks: &BTreeMap<u32, String>) -> Vec<String> {
+    /// Describes the programs of others on devices, as far as they are attached through tcx. They run beside these programs.
+    pub(super) fn others(&self, devices: &BTreeMap<u32, String>) -> Vec<String> {
         if !self.features.tcx {
             return Vec::new();
         }
         let mut others = Vec::new();
-        for (device, name) in uplinks {
+        for (device, name) in devices {
             let own: BTreeSet<u32> = self.programs_of_pins(*device).collect();
             for (hook, direction) in [(IN.hook, "ingress"), (OUT.hook, "egress")] {
                 // A device that was just removed has no programs.
@@ -366,15 +366,15 @@ fn check_qdisc(hook: TcAttachType, device: u32) -> io::Result<()> {
     }
 }
 
-/// The pin of a program that is attached to an uplink.
-pub(super) struct Pin {
+/// The pin of a program that is attached to a device.
+struct Pin {
     row: &'static Program,
     device: u32,
-    pub(super) path: PathBuf,
+    path: PathBuf,
 }
 
 /// Returns the pins of programs in the directory for links.
-pub(super) fn pins(links: &Path, rows: &[Program]) -> Vec<Pin> {
+fn pins(links: &Path, rows: &[Program]) -> Vec<Pin> {
     let Ok(entries) = fs::read_dir(links) else {
         return Vec::new();
     };
@@ -387,7 +387,7 @@ pub(super) fn pins(links: &Path, rows: &[Program]) -> Vec<Pin> {
 }
 
 /// Returns the number of the program that a pin attaches: by a link, or by a filter, whose pin is the program.
-pub(super) fn program_of_pin(pin: &Path) -> io::Result<u32> {
+fn program_of_pin(pin: &Path) -> io::Result<u32> {
     let object = sys::open_pin(pin)?;
     match sys::link_ids(object.as_fd())? {
         Some(ids) => Ok(ids.program),

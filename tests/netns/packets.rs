@@ -6,6 +6,7 @@ mod errors;
 mod explain;
 mod flood;
 mod flows;
+mod forged;
 mod fragments;
 mod host;
 mod link_kinds;
@@ -26,10 +27,12 @@ mod uplink_changes;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
     sync::Arc,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use aya::maps::{HashMap, MapData};
 use tunnel_tests::{
     culvert_instance,
     manifest::{NodeObject, Service},
@@ -349,6 +352,42 @@ fn connections_go_on_after_a_kill_while_the_flows_move() -> Result<()> {
         ensure_eq("entries", capacity, serde_json::json!(3 * flows + 1))?;
     }
     ensure!(killed > 0, "no kill came while the flows moved");
+    Ok(())
+}
+
+#[test]
+#[ignore = "independent of the kernel: the daemon decides which maps it opens"]
+fn connections_of_both_maps_go_on_after_a_kill_while_programs_are_replaced() -> Result<()> {
+    let scene = Scene::with(&["backend"], |settings| settings.maps.flows = 32)?;
+    let (_remote, backend) = start_with_remote_backend(&scene)?;
+    let node = &scene.node;
+    let connect = || connect_to_node_port(node.outside(), &backend);
+    let [current, replaced] = ["", "-old"].map(|suffix| node.bpffs().join(maps_directory(suffix)));
+    let old_map = node.bpffs().with_file_name("flows");
+    let of_old_map = connect()?;
+    std::fs::hard_link(current.join("flows"), &old_map)?;
+    node.resize(|settings| settings.maps.flows = 64)?;
+    node.restart()?;
+    let of_new_map = connect()?;
+
+    // Makes the maps those of a daemon that is killed while it replaces the programs.
+    node.kill9()?;
+    std::fs::create_dir(&replaced)?;
+    std::fs::rename(&old_map, replaced.join("flows"))?;
+    let flows = |directory: &Path| {
+        let map = aya::maps::Map::HashMap(MapData::from_pin(directory.join("flows"))?);
+        anyhow::Ok(HashMap::<_, [u8; 44], [u8; 104]>::try_from(map)?)
+    };
+    let mut new_map = flows(&current)?;
+    for key in flows(&replaced)?.keys() {
+        new_map.remove(&key?)?;
+    }
+
+    capabilities::start(node)?;
+    for (what, (one, other)) in [("old", of_old_map), ("new", of_new_map)] {
+        exchange_stream(&one, &other).with_context(|| format!("the flow of the {what} map"))?;
+    }
+    ensure!(!replaced.exists(), "the replaced map is not removed");
     Ok(())
 }
 

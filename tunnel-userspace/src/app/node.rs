@@ -7,34 +7,25 @@ mod locks;
 mod masquerade_ports;
 mod socket_termination;
 mod start_timer;
+mod translation;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::{info, warn};
 
-use self::{kernel_setup::KernelSetup, locks::Locks};
+use self::{kernel_setup::KernelSetup, locks::Locks, translation::start_translation};
 use super::{
     RoleError, descriptor_limit, failed, node_tunnel::NodeTunnel,
     shutdown_signals::ShutdownSignals, sources::Sources,
 };
 use crate::{
     admin::{self, HealthCheckServer, NodeListener, NodeViews},
-    bpf::{self, Attachment, Guard, RcuGrace},
-    clock::monotonic,
-    config::{Config, DetectLocal, LinkSelection, MasqueradeAddress, SteeringConfig},
-    error_chain::chain,
+    bpf::Guard,
+    config::Config,
     events,
-    model::{ClusterUpdate, FlowNeeds, ObjectName, ObjectWarning, OwnNode},
-    net::{
-        self, NetworkFollower, NetworkSetup, NetworkState, PacketLinks, PacketPrograms as _,
-        PacketsView, UplinkGuard as _,
-    },
+    model::{ClusterUpdate, ObjectName, ObjectWarning, OwnNode},
+    net::{self, NetworkFollower, NetworkSetup, NetworkState, UplinkGuard as _},
     plan::SteeringRules,
     reconcile,
     source::kube::ApiServer,
@@ -321,113 +312,6 @@ fn save_held_addresses(config: &Config, kernel: &mut KernelSetup, tasks: &mut Ta
         let saving = reconcile::save_held_addresses(path, holders, tasks.draining());
         tasks.start("node addresses", saving);
     }
-}
-
-/// Removes the maps that have been replaced. A failure is only logged.
-fn remove_replaced_maps(kernel: &KernelSetup) {
-    if let Err(error) = kernel.data_path.remove_replaced_maps(&kernel.pins) {
-        let error = &error as &dyn std::error::Error;
-        warn!(error, "cannot remove the replaced maps");
-    }
-}
-
-/// Attaches the programs that translate packets. If they use another map of flows than those before, moves the flows, and removes
-/// the maps that are no longer needed then.
-fn move_flows(kernel: &KernelSetup, attach: impl FnOnce()) {
-    let Some(flows) = kernel.data_path.moving_flows() else {
-        attach();
-        return;
-    };
-    let attach = || {
-        remove_replaced_maps(kernel);
-        attach();
-    };
-    match RcuGrace::new() {
-        Ok(grace) => flows.finish(&grace, monotonic, attach),
-        Err(error) => {
-            let error = &error as &dyn std::error::Error;
-            warn!(
-                error,
-                "cannot move all flows of packets; connections may break"
-            );
-            attach();
-        }
-    }
-}
-
-fn packet_link_settings(config: &Config) -> net::PacketLinkSettings {
-    let service = &config.service;
-    let named = |name: &String, senders: fn(String) -> net::LocalSenders| {
-        if name.is_empty() {
-            net::LocalSenders::Unknown
-        } else {
-            senders(name.clone())
-        }
-    };
-    let steering = config.tunnel.steering.as_ref();
-    net::PacketLinkSettings {
-        check_interval: config.bpf.check_interval,
-        local_senders: match service.detect_local {
-            DetectLocal::ClusterCidr => net::LocalSenders::ClusterRanges,
-            DetectLocal::NodeCidr => net::LocalSenders::NodeRanges,
-            DetectLocal::BridgeInterface => {
-                named(&service.bridge_interface, net::LocalSenders::OnBridge)
-            }
-            DetectLocal::InterfaceNamePrefix => named(
-                &service.interface_name_prefix,
-                net::LocalSenders::OnInterfaces,
-            ),
-            DetectLocal::None => net::LocalSenders::Unknown,
-        },
-        uses_node_address: service.packets.address == MasqueradeAddress::Node,
-        includes_pod_links: service.packets.links == LinkSelection::All,
-        redirecting: service.packets.redirecting_uplinks().to_vec(),
-        forwarded: steering.map_or_else(Vec::new, SteeringConfig::forwarded_ranges),
-    }
-}
-
-/// Attaches the programs that translate packets, and starts the task that keeps them attached. If `service.packets` is off,
-/// detaches those of an earlier process.
-fn start_translation(
-    config: &Config,
-    (kernel, attachment): (&KernelSetup, &Attachment),
-    links: (watch::Receiver<NetworkState>, watch::Receiver<FlowNeeds>),
-    view: watch::Sender<PacketsView>,
-    tasks: &mut Tasks,
-) {
-    if kernel.data_path.moving_flows().is_none() {
-        remove_replaced_maps(kernel);
-    }
-    let translation = match kernel.data_path.translation() {
-        Ok(translation) => translation,
-        Err(error) => {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "packets are not translated; connections of sockets are"
-            );
-            view.send_modify(|view| {
-                view.enabled = config.service.packets.enabled;
-                view.problem = Some(chain(&error));
-            });
-            return;
-        }
-    };
-    bpf::release_start();
-    let mut translation = translation.with_attachment(attachment.clone());
-    if config.service.packets.enabled {
-        let settings = packet_link_settings(config);
-        let mut packets = PacketLinks::new(translation, links, settings, view);
-        move_flows(kernel, || {
-            packets.check(false);
-        });
-        tasks.start("packets", packets.run(tasks.draining()));
-        return;
-    }
-    if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
-        let error = &error as &dyn std::error::Error;
-        warn!(error, "cannot detach the programs of an earlier process");
-    }
-    remove_replaced_maps(kernel);
 }
 
 /// This node's current addresses.

@@ -32,8 +32,10 @@ pub struct CopiedFlows {
 pub struct FlowCopy<'a, M> {
     /// The map that the programs use.
     pub old: &'a M,
-    /// The map to which the flows are copied. No program uses it yet.
+    /// The map to which the flows are copied.
     pub new: &'a M,
+    /// True if some programs may use the new map already. Its flows are kept then, and not replaced by those of the old map.
+    pub is_new_used: bool,
 }
 
 impl<M: WritableFlowMap> FlowCopy<'_, M> {
@@ -43,7 +45,9 @@ impl<M: WritableFlowMap> FlowCopy<'_, M> {
     ///
     /// Returns an error if a map can't be read or written.
     pub fn copy_all(&self) -> Result<CopiedFlows, SweepError> {
-        self.remove_ended()?;
+        if !self.is_new_used {
+            self.remove_ended()?;
+        }
         let mut copied = CopiedFlows::default();
         let mut others = entries(self.new);
         for flow in entries(self.old) {
@@ -111,6 +115,9 @@ impl<M: WritableFlowMap> FlowCopy<'_, M> {
 
     /// Copies the entries of a flow, that by which it begins last: all of them, or none. Returns false if the new map is full.
     fn copy_entries(&self, dialled: &Flow) -> Result<bool, SweepError> {
+        if self.is_new_used && self.new.find(&dialled.key())?.is_some_and(|it| begins(&it)) {
+            return Ok(true);
+        }
         let entries = entries_of(self.old, dialled)?;
         for (number, entry) in entries.iter().rev().enumerate() {
             if !self.new.write(entry)? {
@@ -161,6 +168,9 @@ impl<M: WritableFlowMap> FlowCopy<'_, M> {
         let Some(dialled) = self.new.find(key)? else {
             return Ok(false);
         };
+        if self.is_new_used && is_open(self.new, &dialled)? {
+            return Ok(false);
+        }
         for entry in entries_of(self.new, &dialled)? {
             self.new.remove(&entry.key())?;
         }
@@ -229,6 +239,7 @@ mod tests {
         let copy = FlowCopy {
             old: &old,
             new: &new,
+            is_new_used: false,
         };
         let copied = copy.copy_all().expect("in memory");
         assert!(!copied.is_cut_short);
@@ -247,6 +258,7 @@ mod tests {
         let copy = FlowCopy {
             old: &old,
             new: &new,
+            is_new_used: false,
         };
         copy.copy_all().expect("in memory");
 
@@ -279,10 +291,35 @@ mod tests {
             let copied = FlowCopy {
                 old: &old,
                 new: &new,
+                is_new_used: false,
             };
             let copied = copied.copy_all().expect("in memory");
             assert!(!copied.is_cut_short);
             assert_eq!(copied.may_give_way, [key]);
         }
+    }
+    #[test]
+    fn flows_of_a_map_that_is_in_use_are_kept_and_open_ones_give_way_to_none() {
+        let (old, new) = (MemoryFlows::default(), MemoryFlows::with_capacity(9));
+        let keys = [20, 21].map(|port| connect(&old, port, true));
+        // The first one has been opened since it was copied, and the programs have begun another one.
+        connect(&new, 20, false);
+        let begun = connect(&new, 22, true);
+        let copy = FlowCopy {
+            old: &old,
+            new: &new,
+            is_new_used: true,
+        };
+        let mut copied = copy.copy_all().expect("in memory");
+        for key in keys.into_iter().chain([begun]) {
+            assert!(new.find(&key).expect("in memory").is_some());
+        }
+        let kept = new.find(&keys[0]).expect("in memory");
+        assert_eq!(kept.map(|flow| flow.seen), Some(Seen::NOTHING));
+
+        let other = connect(&old, 23, true);
+        copy.copy_flow(&other, &mut copied).expect("in memory");
+        assert!(new.find(&begun).expect("in memory").is_some());
+        assert_eq!(numbers(&new).1, 9);
     }
 }

@@ -23,7 +23,7 @@ use tunnel_common::{
 use crate::{
     bpf::{FrontendLookup, PacketTrials, PinDirectory, ServiceLookup},
     error_chain,
-    net::{PacketsView, Way, way_to},
+    net::{Origin, PacketsView, Way, way_to},
     reconcile::{PortNames, PublishedServices},
 };
 
@@ -193,6 +193,20 @@ impl Question {
     fn client(&self) -> Client {
         Client::of_address(Address::from_ip(self.from.ip()))
     }
+
+    /// Returns the origin of a packet that this host sends.
+    const fn origin_here(&self) -> Origin {
+        Origin {
+            source: self.from.ip(),
+            link: None,
+        }
+    }
+
+    /// Returns the way of a packet that this host sends to the receiver.
+    async fn way_from_here(&self) -> Result<Way, String> {
+        let way = way_to(self.to.ip(), Some(self.origin_here()));
+        way.await.map_err(describe)
+    }
 }
 
 /// Returns an endpoint as text.
@@ -243,7 +257,7 @@ impl Explainer {
         match (way, &question.link) {
             (Way::Local, Some(link)) => {
                 let answer = Explanation::new(question, Kind::Packet);
-                match way_to(question.to.ip(), None).await.map_err(describe)? {
+                match question.way_from_here().await? {
                     Way::Local => Ok(answer.leave_alone("route", TO_ITSELF)),
                     Way::Link { .. } | Way::None(_) => {
                         self.packet_of_host(question, answer, link, maps).await
@@ -261,7 +275,12 @@ impl Explainer {
                     return self.packet(question, &name, maps).await;
                 }
                 let sender = format!("a pod of this node, behind {name}");
-                socket::explain(question, &sender, maps)
+                let answer = socket::explain(question, &sender, maps)?;
+                // The program at the link gets the packets that those at the sockets leave alone.
+                if answer.outcome != Outcome::LeftAlone || !pod_links.contains(&name) {
+                    return Ok(answer);
+                }
+                self.arriving(question, answer, &name, maps).await
             }
             (Way::None(why), None) => Err(format!(
                 "this host has no way to {} ({why}), so it is not known by which link its packets arrive: name it \
@@ -282,7 +301,7 @@ impl Explainer {
         if answer.outcome != Outcome::LeftAlone || !is_for_packets {
             return Ok(answer);
         }
-        match way_to(question.to.ip(), None).await.map_err(describe)? {
+        match question.way_from_here().await? {
             Way::Link { name, .. } => self.packet_of_host(question, answer, &name, maps).await,
             Way::Local => Ok(answer.leave_alone("route", TO_ITSELF)),
             Way::None(why) => {
@@ -310,8 +329,21 @@ impl Explainer {
         link: &str,
         maps: (&ServiceLookup, &PortNames),
     ) -> Result<Explanation, String> {
+        let answer = Explanation::new(question, Kind::Packet);
+        self.arriving(question, answer, link, maps).await
+    }
+
+    /// Explains a packet that arrives by a link. `answer` has the steps before.
+    async fn arriving(
+        &self,
+        question: &Question,
+        answer: Explanation,
+        link: &str,
+        maps: (&ServiceLookup, &PortNames),
+    ) -> Result<Explanation, String> {
         let view = self.packets.borrow().clone();
-        packet::explain(question, (link, &view), self.trials.as_ref(), maps).await
+        let (link, trials) = ((link, &view), self.trials.as_ref());
+        packet::explain(question, answer, link, trials, maps).await
     }
 }
 

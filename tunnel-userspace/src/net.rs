@@ -62,7 +62,7 @@ pub use self::{
         TranslatedLink,
     },
     qdisc::ingress_qdisc,
-    route_lookup::{Arrival, Way, index_of_link, way_to},
+    route_lookup::{Origin, Way, index_of_link, way_to},
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},
     uplinks::{LinkSettings, PodRanges, matches_link},

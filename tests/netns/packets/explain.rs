@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use serde_json::Value;
+use tunnel_common::affinity::{Affinity, AffinityKey};
 use tunnel_tests::{manifest::Protocol, wait};
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
 use crate::{
     fixture::{Scene, WEB},
     service_addresses::{NODE_HTTP, configured},
-    support::{CHANGE_TIMEOUT, Dialer, HOST, HTTP, HTTP_TARGET, ensure_eq, maps_directory},
+    support::{CHANGE_TIMEOUT, Dialer, HOST, HTTP, HTTP_TARGET, ensure_eq, maps_directory, run},
 };
 
 /// The Service's port for SCTP.
@@ -45,6 +46,19 @@ fn hash<const K: usize, const V: usize>(pin: PathBuf, is_lru: bool) -> Result<En
     Ok(entries.collect::<Result<_, _>>()?)
 }
 
+fn array<const V: usize>(pin: PathBuf) -> Result<Entries> {
+    let map = Array::<_, [u8; V]>::try_from(Map::Array(MapData::from_pin(pin)?))?;
+    let entries = (0..map.len()).map(|index| {
+        let value: [u8; V] = map.get(&index, 0)?;
+        Ok((index.to_ne_bytes().to_vec(), value.to_vec()))
+    });
+    entries.collect()
+}
+
+/// The sizes of a key and a value of the map `affinity`.
+const AFFINITY_KEY: usize = size_of::<AffinityKey>();
+const AFFINITY: usize = size_of::<Affinity>();
+
 /// Reads the maps that the programs write.
 fn written_maps(scene: &Scene) -> Result<Vec<(&'static str, Entries)>> {
     let pin = |name: &str| scene.node.bpffs().join(maps_directory("")).join(name);
@@ -56,21 +70,23 @@ fn written_maps(scene: &Scene) -> Result<Vec<(&'static str, Entries)>> {
         let count: u64 = counts.get(&index, 0)?.iter().sum();
         reasons.insert(index.to_ne_bytes().to_vec(), count.to_ne_bytes().to_vec());
     }
-    let state = Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pin("packet_state"))?))?;
-    let mut words = Entries::new();
-    for index in 0..state.len() {
-        words.insert(
-            index.to_ne_bytes().to_vec(),
-            state.get(&index, 0)?.to_ne_bytes().to_vec(),
-        );
-    }
-    Ok(vec![
+    let arrays = [
+        ("recent_flows", array::<44>(pin("recent_flows"))?),
+        ("recent_counts", array::<4>(pin("recent_counts"))?),
+        ("packet_state", array::<8>(pin("packet_state"))?),
+        ("service_counts", array::<24>(pin("service_counts"))?),
+    ];
+    let hashes = [
         ("flows", hash::<44, 104>(pin("flows"), false)?),
         ("fragments", hash::<40, 64>(pin("fragments"), true)?),
         ("packet_links", hash::<4, 36>(pin("packet_links"), false)?),
+        (
+            "affinity",
+            hash::<AFFINITY_KEY, AFFINITY>(pin("affinity"), true)?,
+        ),
         ("reason_counts", reasons),
-        ("packet_state", words),
-    ])
+    ];
+    Ok(hashes.into_iter().chain(arrays).collect())
 }
 
 #[test]
@@ -141,11 +157,18 @@ fn an_explanation_follows_a_packet_of_this_host() -> Result<()> {
         )
     };
     wait::until(CHANGE_TIMEOUT, || steps().1.contains("leaves by uplink"))?;
-    let (is_delivered, steps) = steps();
+    let (is_delivered, followed) = steps();
     ensure!(
-        is_delivered && steps.contains("does not serve this socket"),
-        "{steps}"
+        is_delivered && followed.contains("does not serve this socket"),
+        "{followed}"
     );
+
+    // The route may depend on the source.
+    let rule = format!("from {from} to {} unreachable", WEB.v4);
+    run(scene.node.host(), &format!("ip rule add {rule}"))?;
+    let (_, steps) = steps();
+    ensure!(steps.contains("no way to the receiver"), "{steps}");
+    run(scene.node.host(), &format!("ip rule del {rule}"))?;
 
     // Packets to the host's own addresses reach no link.
     let own = format!("{}:{NODE_HTTP}", HOST.v4);
@@ -167,6 +190,39 @@ fn an_explanation_follows_a_packet_of_this_host() -> Result<()> {
         answer["outcome"] == "refused" && answer["reason"] == "host_no_route"
     };
     wait::until(CHANGE_TIMEOUT, refused).context("not refused")
+}
+
+#[test]
+#[ignore = "independent of the kernel: the tests above run the programs for an explanation"]
+fn what_a_pod_sends_past_the_programs_at_the_sockets_arrives_at_its_link() -> Result<()> {
+    let scene = configured("packets: { links: all }")?;
+    let (_remote, _backend) = start_with_remote_backend(&scene)?;
+    let pod = scene.node.pod("client")?;
+    let before = written_maps(&scene)?;
+    let to_unused = format!("{}:{}", WEB.v4, HTTP + 1);
+    let unused = explain(
+        &scene,
+        &["--from", &pod.v4().to_string(), "--to", &to_unused],
+    )?;
+    ensure_eq("outcome", unused["outcome"].as_str(), Some("refused"))?;
+    let reason = unused["reason"].as_str();
+    ensure_eq("reason", reason, Some("cluster_port_unused"))?;
+
+    // With session affinity, the explanation keeps no client.
+    scene.node.apply(
+        service("Cluster")
+            .spec("sessionAffinity: ClientIP")
+            .annotated("culvert.dev/socket-translation", "disabled")
+            .backends(REMOTE.ips()),
+    )?;
+    let to = format!("{}:{HTTP}", WEB.v4);
+    let delivered = || {
+        let answer = explain(&scene, &["--from", &pod.v4().to_string(), "--to", &to]);
+        let answer = answer.unwrap_or_default();
+        answer["outcome"] == "delivered" && answer["backend"] == "203.0.113.2:8080"
+    };
+    wait::until(CHANGE_TIMEOUT, delivered).context("not delivered")?;
+    ensure_eq("maps", written_maps(&scene)?, before)
 }
 
 #[test]

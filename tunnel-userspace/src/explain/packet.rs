@@ -9,13 +9,13 @@ use tunnel_common::{
 };
 
 use super::{
-    Explanation, Kind, Outcome, Question, describe, describe_frontend,
+    Explanation, Outcome, Question, describe, describe_frontend,
     frame::{ends, first_of},
     text,
 };
 use crate::{
     bpf::{PacketTrial, PacketTrials, ServiceLookup},
-    net::{Arrival, PacketsView, Way, index_of_link, way_to},
+    net::{Origin, PacketsView, Way, index_of_link, way_to},
     reconcile::PortNames,
 };
 
@@ -23,14 +23,14 @@ use crate::{
 const PASS: i32 = -1;
 const DROP: i32 = 2;
 
-/// Explains a packet that arrives by a link.
+/// Explains a packet that arrives by a link. `answer` has the steps before.
 pub(super) async fn explain(
     question: &Question,
+    mut answer: Explanation,
     (link, view): (&str, &PacketsView),
     trials: Option<&PacketTrials>,
     (maps, names): (&ServiceLookup, &PortNames),
 ) -> Result<Explanation, String> {
-    let mut answer = Explanation::new(question, Kind::Packet);
     answer.step("link", format!("a packet arrives by {link}"));
     let Some((trial, index)) = begin(&mut answer, (link, view), trials)? else {
         return Ok(answer);
@@ -39,12 +39,12 @@ pub(super) async fn explain(
     let Some((frame, ends)) = arrived else {
         return Ok(answer);
     };
-    let arrival = Arrival {
+    let origin = Origin {
         source: question.from.ip(),
-        link: index,
+        link: Some(index),
     };
     let (_, backend) = ends;
-    let way = way_to(backend.address.to_ip(), Some(arrival))
+    let way = way_to(backend.address.to_ip(), Some(origin))
         .await
         .map_err(describe)?;
     if matches!(&way, Way::Link { name, .. } if name == link) {
@@ -70,7 +70,7 @@ pub(super) async fn explain_of_host(
     let Some((frame, (_, backend))) = left else {
         return Ok(answer);
     };
-    let way = way_to(backend.address.to_ip(), None)
+    let way = way_to(backend.address.to_ip(), Some(question.origin_here()))
         .await
         .map_err(describe)?;
     leave(&mut answer, &trial, (&frame, way), view)?;

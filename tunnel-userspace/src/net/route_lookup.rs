@@ -28,21 +28,21 @@ pub enum Way {
     None(String),
 }
 
-/// A packet that has arrived from a source by the link with an index.
+/// The origin of a packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Arrival {
+pub struct Origin {
     /// The source of the packet.
     pub source: IpAddr,
-    /// The index of the link.
-    pub link: u32,
+    /// The index of the link by which it has arrived, or `None` if this host sends it.
+    pub link: Option<u32>,
 }
 
-/// Returns the way of a packet to an address. A packet that this host sends has no arrival.
+/// Returns the way of a packet to an address. Without an origin, this host would choose the source.
 ///
 /// # Errors
 ///
 /// Returns an error if the kernel can't be asked.
-pub async fn way_to(to: IpAddr, arrival: Option<Arrival>) -> Result<Way, NetError> {
+pub async fn way_to(to: IpAddr, origin: Option<Origin>) -> Result<Way, NetError> {
     let socket = RouteSocket::open()?;
     let mut request = RouteMessage::default();
     let (family, length) = match to {
@@ -54,12 +54,12 @@ pub async fn way_to(to: IpAddr, arrival: Option<Arrival>) -> Result<Way, NetErro
     request
         .attributes
         .push(RouteAttribute::Destination(to_address(to)));
-    if let Some(Arrival { source, link }) = arrival {
+    if let Some(Origin { source, link }) = origin {
         request.header.source_prefix_length = length;
         request
             .attributes
             .push(RouteAttribute::Source(to_address(source)));
-        request.attributes.push(RouteAttribute::Iif(link));
+        request.attributes.extend(link.map(RouteAttribute::Iif));
     }
     let found: Result<Vec<RouteMessage>, _> = socket.routes(request).try_collect().await;
     let route = match found {

@@ -157,6 +157,8 @@ impl Flows for MapsInMemory<'_> {
 
     fn touch_flow(&self, _: &Flow, _: Seen, _: u32) {}
 
+    fn expect(&self, _: &Flow, _: u16) {}
+
     fn end_flow(&self, _: &Flow) {}
 
     fn remove_flow(&self, _: &FlowKey) -> bool {

@@ -41,21 +41,29 @@ struct Case {
 fn cases(flow: &Flow, kind: [u8; 2], length: usize) -> Result<Vec<Case>> {
     let ip = |endpoint: Endpoint| endpoint.address.to_ip();
     let router = router(ip(flow.client).is_ipv4())?;
-    let is_remote = flow.place == Place::OtherNode;
-    let source = if is_remote { ip(flow.seen) } else { router };
+    let is_masqueraded = flow.place.is_masqueraded();
+    let source = if is_masqueraded {
+        ip(flow.seen)
+    } else {
+        router
+    };
     let towards_backend = Case {
         what: "towards the backend",
         error: error_about(&flow.reply()?, router, kind, length)?,
         arrives: true,
-        leaves: is_remote,
+        leaves: is_masqueraded,
         addresses: [source, ip(flow.backend)],
         quoted: (flow.backend, flow.seen),
     };
-    let from = if is_remote { router } else { ip(flow.backend) };
+    let from = if flow.place == Place::OtherNode {
+        router
+    } else {
+        ip(flow.backend)
+    };
     let towards_client = Case {
         what: "towards the client",
         error: error_about(&flow.request()?, from, kind, length)?,
-        arrives: is_remote,
+        arrives: is_masqueraded,
         leaves: true,
         addresses: [ip(flow.frontend), ip(flow.client)],
         quoted: (flow.client, flow.frontend),
@@ -86,8 +94,8 @@ impl Case {
 fn errors_of_all_kinds_reach_both_ends_with_the_addresses_that_they_know() -> Result<()> {
     for is_v4 in [true, false] {
         for protocol in [Protocol::TCP, Protocol::UDP, Protocol::SCTP] {
-            for place in [Place::ThisNode, Place::OtherNode] {
-                let node = Node::new()?;
+            for place in Place::ALL {
+                let node = Node::of(place)?;
                 let flow = node.begin(is_v4, protocol, place)?;
                 expect_translated(&node, &flow)
                     .with_context(|| format!("{protocol}, IPv4: {is_v4}, {place:?}"))?;

@@ -120,18 +120,18 @@ fn expect_translated(
 }
 
 fn expect_both_ways(node: &Node, flow: &Flow) -> Result<()> {
-    let is_remote = flow.place == Place::OtherNode;
+    let is_masqueraded = flow.place.is_masqueraded();
     let (sent, got) = ((flow.client, flow.frontend), (flow.seen, flow.backend));
-    expect_translated(node, sent, got, (7, [true, is_remote])).context("a request")?;
+    expect_translated(node, sent, got, (7, [true, is_masqueraded])).context("a request")?;
     let (sent, got) = ((flow.backend, flow.seen), (flow.frontend, flow.client));
-    expect_translated(node, sent, got, (8, [is_remote, true])).context("a reply")
+    expect_translated(node, sent, got, (8, [is_masqueraded, true])).context("a reply")
 }
 
 #[test]
 fn the_fragments_of_a_datagram_follow_the_first_one_in_both_directions() -> Result<()> {
     for is_v4 in [true, false] {
-        for place in [Place::ThisNode, Place::OtherNode] {
-            let node = Node::new()?;
+        for place in Place::ALL {
+            let node = Node::of(place)?;
             let flow = node.begin(is_v4, Protocol::UDP, place)?;
             expect_both_ways(&node, &flow).with_context(|| format!("{place:?}, IPv4: {is_v4}"))?;
         }
@@ -167,6 +167,23 @@ fn fragments_without_a_first_one_pass_unchanged_and_too_short_ones_are_dropped()
         let run = translation.arrive(short)?;
         ensure!(run.verdict == DROP, "{run:?}");
         ensure!(node.loaded.count(Reason::FragmentTooShort)? == 1);
+    }
+    Ok(())
+}
+
+#[test]
+fn fragments_do_not_follow_the_first_one_of_an_earlier_packet() -> Result<()> {
+    for is_v4 in [true, false] {
+        let node = Node::new()?;
+        let flow = node.begin(is_v4, Protocol::UDP, Place::ThisNode)?;
+        let first = fragments(flow.client, flow.frontend, 7, PART)?.swap_remove(0);
+        ensure!(node.pass(&first, false)? != first, "not translated");
+
+        // A packet with the same number, to another port.
+        let elsewhere = flow.frontend.with_port(Port::from_host(9));
+        for fragment in fragments(flow.client, elsewhere, 7, PART)? {
+            ensure!(node.pass(&fragment, false)? == fragment, "IPv4: {is_v4}");
+        }
     }
     Ok(())
 }

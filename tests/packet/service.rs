@@ -23,7 +23,18 @@ use crate::{
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Place {
     ThisNode,
+    /// This node, behind a link of pods that has the programs (`service.packets.links: all`).
+    PodLink,
     OtherNode,
+}
+
+impl Place {
+    pub(crate) const ALL: [Self; 3] = [Self::ThisNode, Self::PodLink, Self::OtherNode];
+
+    /// Returns true if packets pass both programs, and the backend sees the client as the node.
+    pub(crate) fn is_masqueraded(self) -> bool {
+        self != Self::ThisNode
+    }
 }
 
 /// A flow from a client outside to a backend.
@@ -33,7 +44,7 @@ pub(crate) struct Flow {
     pub(crate) backend: Endpoint,
     pub(crate) protocol: Protocol,
     pub(crate) place: Place,
-    /// The client as the backend sees it: as the node, if the backend is on another node.
+    /// The client as the backend sees it: as the node, unless the backend is behind a link without the programs.
     pub(crate) seen: Endpoint,
 }
 
@@ -51,7 +62,17 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Creates a node whose backends are behind a link without the programs, or on another node.
     pub(crate) fn new() -> Result<Self> {
+        Self::with_link(false)
+    }
+
+    /// Creates a node for a backend at a place.
+    pub(crate) fn of(place: Place) -> Result<Self> {
+        Self::with_link(place == Place::PodLink)
+    }
+
+    fn with_link(leads_to_pods: bool) -> Result<Self> {
         let mut loaded = load()?;
         let mut index = 0;
         for (frontend, backend) in [
@@ -75,13 +96,14 @@ impl Node {
         let translation = &mut loaded.translation;
         let link = TranslatedLink {
             addresses,
+            leads_to_pods,
             ..TranslatedLink::default()
         };
         translation.set_links(&BTreeMap::from([(LOOPBACK, link)]))?;
         Ok(Self { loaded })
     }
 
-    /// Begins a flow to the Service. Packets to another node pass both programs.
+    /// Begins a flow to the Service.
     pub(crate) fn begin(&self, is_v4: bool, protocol: Protocol, place: Place) -> Result<Flow> {
         let [client, frontend] = if is_v4 {
             ["203.0.113.9:40000", "198.51.100.7:80"]
@@ -90,10 +112,10 @@ impl Node {
         };
         let (client, frontend) = (endpoint(client)?, endpoint(frontend)?);
         let first = segment(client, frontend, protocol, (SYN, b"hello"))?;
-        let frame = self.pass(&first, place == Place::OtherNode)?;
+        let frame = self.pass(&first, place.is_masqueraded())?;
         let (seen, backend) = ends(&frame)?;
         ensure!(backend != frontend, "not translated");
-        ensure!((seen.address == client.address) == (place == Place::ThisNode));
+        ensure!((seen.address != client.address) == place.is_masqueraded());
         Ok(Flow {
             client,
             frontend,
@@ -132,7 +154,7 @@ impl Flow {
     pub(crate) fn expect_alive(&self, node: &Node) -> Result<()> {
         let content = (ACK, &b"more"[..]);
         let sent = segment(self.client, self.frontend, self.protocol, content)?;
-        let frame = node.pass(&sent, self.place == Place::OtherNode)?;
+        let frame = node.pass(&sent, self.place.is_masqueraded())?;
         expect_correct(&frame)?;
         ensure!(ends(&frame)? == (self.seen, self.backend), "a request");
         Ok(())

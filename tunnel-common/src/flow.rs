@@ -230,8 +230,10 @@ pub struct Flow {
     pub seen: Seen,
     /// A combination of [`Flow::MUST_MASQUERADE`], [`Flow::ENDED`], [`Flow::ON_POD_LINKS`] and [`Flow::OF_HOST`].
     pub flags: u8,
-    /// Zero.
-    pub reserved: u16,
+    /// In the forwarded entry of a TCP connection, the upper half of a number that the client shows to prove that it receives the
+    /// packets of the backend: until it has completed the handshake, the acknowledgment number; then the sequence number,
+    /// which is the one that the backend has acknowledged last. Otherwise 0.
+    pub expected: u16,
 }
 
 impl Flow {

@@ -20,6 +20,7 @@
 pub mod errors;
 pub mod fragments;
 pub mod host;
+pub mod lifetime;
 pub mod ports;
 pub mod reclaim;
 pub mod redirect;
@@ -35,7 +36,7 @@ pub use self::{
 };
 use crate::{
     addr::{Address, Port, Protocol},
-    decide::{self, ClientContext, ClientScalars, Identity},
+    decide,
     flow::{Endpoint, Flow, FlowKey, Role, Seen, Timeouts},
     locality::Locality,
     packet::Packet,
@@ -63,6 +64,9 @@ pub trait Flows: decide::Maps + Steering {
 
     /// Records that a packet has used an entry. Writes only what has changed.
     fn touch_flow(&self, flow: &Flow, seen: Seen, now: u32);
+
+    /// Stores [`Flow::expected`] in an entry.
+    fn expect(&self, flow: &Flow, number: u16);
 
     /// Marks an entry as ended.
     fn end_flow(&self, flow: &Flow);
@@ -119,10 +123,22 @@ pub trait Flows: decide::Maps + Steering {
         steps::find_arriving(self)
     }
 
-    /// Calls [`steps::is_over`].
+    /// Calls [`lifetime::is_over`].
     #[inline(always)]
     fn is_over(&self) -> bool {
-        steps::is_over(self)
+        lifetime::is_over(self)
+    }
+
+    /// Calls [`lifetime::is_moved`].
+    #[inline(always)]
+    fn is_moved(&self) -> bool {
+        lifetime::is_moved(self)
+    }
+
+    /// Calls [`lifetime::proven`].
+    #[inline(always)]
+    fn proven(&self) -> Seen {
+        lifetime::proven(self)
     }
 
     /// Calls [`steps::end_others`].
@@ -239,6 +255,7 @@ pub fn arrive<T: Flows>(maps: &T, packet: &Packet, link: u32) -> Step {
             if steps::continues_arriving(maps, entry) {
                 return Step::Translate;
             }
+            lifetime::check_frontend(maps);
             let step = maps.find_arriving();
             if step != Step::Next {
                 return step;
@@ -461,29 +478,6 @@ fn replace_forwarded<T: Flows>(maps: &T) -> Step {
         run.replace(run.flow.masquerade, run.destination.port);
         Step::Translate
     }))
-}
-
-/// The sender of a packet, whose address identifies the client.
-struct Sender(Address);
-
-impl ClientContext for Sender {
-    #[inline(always)]
-    fn client(&self, _is_v4: bool) -> Identity {
-        Identity {
-            client: ClientScalars::new(&crate::affinity::Client::of_address(self.0)),
-            is_by_source: true,
-        }
-    }
-
-    #[inline(always)]
-    fn is_bound_to_loopback(&self, _is_v4: bool) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn is_known_host(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,10 @@ pub trait PacketBytes {
     /// short.
     fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]>;
 
+    /// Keeps the numbers of a TCP packet. They would not fit into the stack frame of a kernel program beside the [`Packet`].
+    #[inline(always)]
+    fn keep_numbers(&self, _numbers: TcpNumbers) {}
+
     /// Calls [`Walk::skip_header`]. In a kernel program, this is a function that the verifier checks only once.
     #[inline(always)]
     fn skip_header(&self, walk: Walk) -> Walk
@@ -70,6 +74,46 @@ pub struct Packet {
     pub transport_offset: u32,
     /// True if more fragments follow.
     pub is_fragment: bool,
+}
+
+/// The upper halves of the numbers in a TCP header (RFC 9293 section 3.1), which only somebody knows who sees packets of the
+/// connection. They are 0 in packets of other protocols.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(C)]
+pub struct TcpNumbers {
+    /// The sequence number of the first byte of data; that of SYN precedes it.
+    pub sequence: u16,
+    /// The acknowledgment number.
+    pub acknowledged: u16,
+}
+
+impl TcpNumbers {
+    /// Returns the numbers in a header, given both words in network byte order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn read(sequence: u32, acknowledged: u32, flags: TcpFlags) -> Self {
+        #[expect(clippy::as_conversions, reason = "`From` is not const")]
+        let syn = flags.has_syn() as u32;
+        Self {
+            sequence: upper_half(u32::from_be(sequence).wrapping_add(syn)),
+            acknowledged: upper_half(u32::from_be(acknowledged)),
+        }
+    }
+
+    /// Returns true if a number is the expected one, or up to 64 KiB later.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_expected(number: u16, expected: u16) -> bool {
+        number.wrapping_sub(expected) <= 1
+    }
+}
+
+#[inline(always)]
+const fn upper_half(number: u32) -> u16 {
+    let [a, b, _, _] = number.to_be_bytes();
+    u16::from_be_bytes([a, b])
 }
 
 /// The flags in a TCP header (RFC 9293 section 3.1).
@@ -361,13 +405,15 @@ fn read_transport(
     let (ports, protocol, flags, length) = match protocol {
         TCP => {
             let header = bytes.words::<5>(offset).ok_or(Unread::Malformed)?;
-            let [ports, _, _, flags, _] = header;
+            let [ports, sequence, acknowledged, flags, _] = header;
             let flags = u32::from_be(flags);
             if (flags >> 28) * 4 < HEADER_TCP {
                 return Err(Unread::Malformed);
             }
             let [_, flags, _, _] = flags.to_be_bytes();
-            (ports, Protocol::TCP, TcpFlags::from_byte(flags), HEADER_TCP)
+            let flags = TcpFlags::from_byte(flags);
+            bytes.keep_numbers(TcpNumbers::read(sequence, acknowledged, flags));
+            (ports, Protocol::TCP, flags, HEADER_TCP)
         }
         UDP => {
             let [ports, length] = bytes.words::<2>(offset).ok_or(Unread::Malformed)?;

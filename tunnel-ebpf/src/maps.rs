@@ -3,6 +3,7 @@
 
 mod flows;
 mod forwarded;
+mod lifetime;
 mod older;
 mod ports;
 

@@ -28,14 +28,15 @@ use aya_ebpf::{
 use tunnel_common::{
     addr::{Address, Protocol},
     flow::Endpoint,
+    forward::Flows as _,
     packet::{
-        Family, PacketBytes, Unread,
+        Family, PacketBytes, TcpNumbers, Unread,
         extensions::{MAX_OFFSET, Walk},
     },
     rewrite::{Difference, PacketEdits, TransportChecksum},
 };
 
-use crate::context;
+use crate::{context, maps::KernelMaps};
 
 /// The return value that passes the packet on to the next program (`TC_ACT_UNSPEC`, the same as `TCX_NEXT`).
 pub(crate) const NEXT: i32 = -1;
@@ -47,6 +48,8 @@ pub(crate) const ETH_P_IPV6: u16 = 0x86dd;
 
 /// `PACKET_HOST`: the link layer has addressed the packet to this host.
 const PACKET_HOST: u32 = 0;
+/// The bits of `vlan_tci` that are the number of the VLAN (`VLAN_VID_MASK` in include/linux/if_vlan.h).
+const VLAN_NUMBER: u32 = 0xfff;
 
 /// The offset of the network header in packets: 14 on links with Ethernet headers, where VLAN tags are not in the packet, and
 /// 0 on others. Set by the loader, since the kernel doesn't show it.
@@ -84,10 +87,11 @@ pub(crate) fn is_for_this_host(ctx: &TcContext) -> bool {
     read_context(ctx, offset_of!(__sk_buff, pkt_type)) == PACKET_HOST && !has_tag(ctx)
 }
 
-/// Returns true if a packet has a VLAN tag.
+/// Returns true if a packet has the tag of a VLAN. A tag with the number 0 only contains a priority (IEEE 802.1Q).
 #[inline(always)]
 pub(crate) fn has_tag(ctx: &TcContext) -> bool {
     read_context(ctx, offset_of!(__sk_buff, vlan_present)) != 0
+        && read_context(ctx, offset_of!(__sk_buff, vlan_tci)) & VLAN_NUMBER != 0
 }
 
 /// Makes a packet arrive once more at its link, after those that have arrived meanwhile. Returns the verdict.
@@ -177,6 +181,11 @@ impl PacketBytes for Bytes<'_> {
     #[inline(always)]
     fn words<const WORDS: usize>(&self, offset: u32) -> Option<[u32; WORDS]> {
         linear(self.0, offset).or_else(|| load(self.0, offset))
+    }
+
+    #[inline(always)]
+    fn keep_numbers(&self, numbers: TcpNumbers) {
+        KernelMaps.with_run(|run| run.numbers = numbers);
     }
 
     #[inline(always)]

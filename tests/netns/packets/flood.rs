@@ -7,10 +7,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Socket, Type};
 use tunnel_tests::{load_scale::LoadScale, sandbox::Sandbox, wait};
 
-use super::{ENABLED, connect_to_node_port, exchange_stream, start_with_remote_backend};
+use super::{
+    ENABLED, connect_to_node_port, exchange_stream,
+    forged::{SYN, Segment, raw_socket},
+    start_with_remote_backend,
+};
 use crate::{
     fixture::Scene,
     migration::imitate_older_layout,
@@ -134,7 +138,7 @@ fn expect_no_broken_connection(settings: &str) -> Result<()> {
         backend.tcp[0].set_nonblocking(true)?;
         while backend.tcp[0].accept().is_ok() {}
         backend.tcp[0].set_nonblocking(false)?;
-        let raw = client.socket_with_protocol(Domain::IPV4, Type::RAW, Protocol::from(255))?;
+        let raw = raw_socket(client)?;
         for number in 0..scale.count(SYNS) {
             send_syn(&raw, number)?;
         }
@@ -180,33 +184,15 @@ fn begin_connect(socket: Socket) -> Result<Socket> {
 fn send_syn(raw: &Socket, number: u32) -> Result<()> {
     let [_, upper, middle, lower] = number.wrapping_mul(0x9e37_79b1).to_be_bytes();
     let from = Ipv4Addr::new(198, 18 + (upper & 1), middle, lower);
-    let to = SocketAddrV4::new(HOST.v4, NODE_HTTP);
-    let mut segment = Vec::new();
-    segment.extend((1024 + u16::try_from(number % 60_000)?).to_be_bytes());
-    segment.extend(to.port().to_be_bytes());
-    segment.extend(number.to_be_bytes());
-    segment.extend([0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0]);
-    let pseudo = [&from.octets()[..], &to.ip().octets(), &[0, 6, 0, 20]].concat();
-    let [high, low] = (!sum_of(&[pseudo, segment.clone()].concat())).to_be_bytes();
-    segment[16..18].copy_from_slice(&[high, low]);
-    // The kernel fills in the length, the identification and the checksum.
-    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0];
-    packet.extend(from.octets());
-    packet.extend(to.ip().octets());
-    packet.extend(segment);
-    // The queue of the link may be full.
-    drop(raw.send_to(&packet, &SocketAddrV4::new(*to.ip(), 0).into()));
+    let port = 1024 + u16::try_from(number % 60_000)?;
+    let segment = Segment {
+        from: SocketAddrV4::new(from, port),
+        to: SocketAddrV4::new(HOST.v4, NODE_HTTP),
+        flags: SYN,
+        sequence: number,
+        acknowledged: 0,
+        is_damaged: false,
+    };
+    segment.send(raw);
     Ok(())
-}
-
-/// Returns the ones' complement sum of 16-bit words (RFC 1071).
-fn sum_of(bytes: &[u8]) -> u16 {
-    let mut sum: u32 = bytes
-        .chunks_exact(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
-        .sum();
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(sum).unwrap_or(0)
 }

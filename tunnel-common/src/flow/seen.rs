@@ -38,12 +38,67 @@ impl Seen {
         Self(seen)
     }
 
-    /// Returns that the client has sent a packet in a later second than the one before. Most queries get one answer, and no packet
-    /// of theirs follows.
+    /// Returns the events as a number, which a function can return in a register.
     #[inline(always)]
     #[must_use]
-    pub const fn later() -> Self {
-        Self(Self::LATER)
+    #[expect(clippy::as_conversions, reason = "`From` is not const")]
+    pub const fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Returns the events with this number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        let [byte, _, _, _] = number.to_le_bytes();
+        Self(byte)
+    }
+
+    /// The handshake of the client, whose packet has shown the number that the backend has sent.
+    pub const HANDSHAKE_OF_CLIENT: Self = Self(Self::ACK_OF_CLIENT);
+
+    /// Returns true if the set contains events by which somebody with a forged address could keep or end a connection, so that
+    /// the client must prove that it is the one that the backend talks to.
+    #[inline(always)]
+    #[must_use]
+    pub const fn needs_proof(self) -> bool {
+        self.0 & (Self::ACK_OF_CLIENT | Self::RST) != 0
+    }
+
+    /// Returns these events without those of the other set.
+    #[inline(always)]
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Returns these events with the end of the client's data instead of a reset.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_fin_for_rst(self) -> Self {
+        Self(self.0 & !Self::RST | Self::FIN_OF_CLIENT)
+    }
+
+    /// Returns true if the backend sends no more data.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_closed_by_backend(self) -> bool {
+        self.0 & Self::FIN_OF_BACKEND != 0
+    }
+
+    /// Returns true if the backend has sent a packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_reply(self) -> bool {
+        self.0 & Self::REPLY != 0
+    }
+
+    /// Returns that the client has sent a packet in a later second than the one before, if it has. Most queries get one answer, and
+    /// no packet of theirs follows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn later_than(last_used: u32, now: u32) -> Self {
+        Self(if last_used == now { 0 } else { Self::LATER })
     }
 
     /// Returns true if the client has sent packets in several seconds.

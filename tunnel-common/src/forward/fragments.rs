@@ -17,17 +17,22 @@ pub trait Fragments: Flows {
     /// Inserts or replaces an entry of the map `fragments`.
     fn insert_fragment(&self, record: &FragmentRecord);
 
+    /// Removes the entry of the map `fragments` with this key, if there is one.
+    fn remove_fragment(&self, key: &FragmentKey);
+
     /// Returns the time for which fragments follow the first one of their packet, in seconds.
     fn fragment_timeout(&self) -> u32;
 }
 
-/// Stores the headers of a first fragment for [`follow`], and for the decision about the packet.
+/// Stores the headers of a first fragment for [`follow`], and for the decision about the packet. An earlier packet may have had
+/// the same key.
 #[inline(always)]
 pub fn start<T: Fragments>(maps: &T, key: &FragmentKey, packet: &Packet) {
     let now = maps.seconds();
     maps.with_run(|run| {
         run.start(packet, now);
         run.fragment = *key;
+        maps.remove_fragment(&run.fragment);
     });
 }
 

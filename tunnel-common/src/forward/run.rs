@@ -8,7 +8,7 @@ use crate::{
     addr::{Port, Protocol},
     flow::{Endpoint, Flow, FlowKey, Role, Seen},
     fragment::FragmentKey,
-    packet::{Family, Packet, TcpFlags, icmp::ErrorHeader},
+    packet::{Family, Packet, TcpFlags, TcpNumbers, icmp::ErrorHeader},
     reason::Reason,
     service::BackendState,
 };
@@ -37,6 +37,8 @@ pub struct Run {
     pub flags: TcpFlags,
     /// The port that the packet gets at its other end.
     pub other_port: Port,
+    /// The numbers of a TCP packet, which are stored when it is read.
+    pub numbers: TcpNumbers,
     /// The time in seconds of the monotonic clock.
     pub now: u32,
     /// The offset of the transport header from the network header.
@@ -47,6 +49,8 @@ pub struct Run {
     pub link: u32,
     /// 1 if the packet leaves by the link that it has arrived on, otherwise 0.
     pub returns: u32,
+    /// 1 if another Service has got the frontend of the packet's flow, otherwise 0.
+    pub is_moved: u32,
     /// The index of the [`Reason`] for which the packet is counted.
     pub reason: u32,
     /// The key of an entry that is looked up, which would take much of a step's stack frame.
@@ -88,6 +92,7 @@ impl Run {
         self.flags = packet.flags;
         self.transport_offset = packet.transport_offset;
         self.is_fragment = packet.is_fragment as u32;
+        self.is_moved = 0;
         self.now = now;
     }
 
@@ -197,7 +202,7 @@ impl Run {
             role: Role::FORWARDED,
             seen: Seen::NOTHING,
             flags,
-            reserved: 0,
+            expected: 0,
         };
         self.set_reason(reason);
     }
@@ -297,4 +302,4 @@ impl Insertion {
     }
 }
 
-const _: () = assert!(size_of::<Run>() == 524);
+const _: () = assert!(size_of::<Run>() == 532);

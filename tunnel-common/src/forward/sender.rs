@@ -2,7 +2,9 @@
 
 use super::Flows;
 use crate::{
-    decide::Traffic,
+    addr::Address,
+    affinity::Client,
+    decide::{ClientContext, ClientScalars, Identity, Traffic},
     locality::{self, Locality},
     packet_link::PacketLink,
 };
@@ -54,4 +56,27 @@ pub fn relation_to_range<T: Flows + ?Sized>(maps: &T, index: u32) -> u32 {
     };
     let relation = maps.with_run(|run| locality::relation(&run.source.address, range));
     relation.unwrap_or(0)
+}
+
+/// The sender of a packet, whose address identifies the client.
+pub(super) struct Sender(pub(super) Address);
+
+impl ClientContext for Sender {
+    #[inline(always)]
+    fn client(&self, _is_v4: bool) -> Identity {
+        Identity {
+            client: ClientScalars::new(&Client::of_address(self.0)),
+            is_by_source: true,
+        }
+    }
+
+    #[inline(always)]
+    fn is_bound_to_loopback(&self, _is_v4: bool) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn is_known_host(&self) -> bool {
+        false
+    }
 }

@@ -1,6 +1,12 @@
 //! The steps of [`arrive`](super::arrive) and [`leave`](super::leave).
 
-use super::{Flows, Insertion, Run, Sender, Step, or_pass, run::NewBackend, sender};
+use super::{
+    Flows, Insertion, Run, Step,
+    lifetime::{ANSWER_TIME, expect_of_client, is_backend_gone, may_open_again},
+    or_pass,
+    run::NewBackend,
+    sender::{self, Sender},
+};
 use crate::{
     decide::{self, NoChoice, Traffic},
     flow::{Endpoint, Flow, FlowKey, Phase, Role, Seen, Timeouts},
@@ -82,31 +88,19 @@ pub fn find_arriving<T: Flows + ?Sized>(maps: &T) -> Step {
         Some(Known::Continues) => Step::Translate,
         Some(Known::New) => Step::Next,
         Some(Known::Foreign) | None => Step::Pass,
-        Some(Known::Replaced) => {
-            let family = maps.with_run(|run| {
-                let is_datagram = !run.protocol.has_connections();
-                is_datagram.then(|| run.source.address.is_v4())
-            });
-            match family.flatten() {
-                Some(true) => maps.count(Reason::DatagramsMovedV4),
-                Some(false) => maps.count(Reason::DatagramsMovedV6),
-                None => {}
-            }
-            replaced(maps)
-        }
-        Some(Known::MayBeOver) => {
-            if !maps.is_over() {
-                return or_pass(maps.with_run(|run| {
-                    let (seen, now) = (Seen::from_client(run.flags), run.now);
-                    run.set_arriving_key();
-                    if let Some(entry) = find(maps, &run.key, &mut run.flow) {
-                        maps.touch_flow(entry, seen, now);
-                    }
-                    run.replace(run.flow.backend, run.flow.forwarded_port);
-                    Step::Translate
-                }));
-            }
-            replaced(maps)
+        Some(Known::Replaced) => moved(maps),
+        Some(Known::MayBeOver) if maps.is_over() => replaced(maps),
+        Some(Known::MayBeOver | Known::MayBeMoved | Known::MustProve) => {
+            let seen = maps.proven();
+            or_pass(maps.with_run(|run| {
+                run.set_arriving_key();
+                if let Some(entry) = find(maps, &run.key, &mut run.flow) {
+                    let later = Seen::later_than(run.flow.last_used, run.now);
+                    maps.touch_flow(entry, seen.union(later), run.now);
+                }
+                run.replace(run.flow.backend, run.flow.forwarded_port);
+                Step::Translate
+            }))
         }
     }
 }
@@ -124,6 +118,25 @@ enum Known {
     Replaced,
     /// The packet belongs to the flow if the replies show that the flow is not over.
     MayBeOver,
+    /// The datagram belongs to the flow, unless [`check_frontend`](super::lifetime::check_frontend) finds another Service at the frontend.
+    MayBeMoved,
+    /// The packet belongs to the flow, and shows an event that counts only if its sender knows what the backend has sent.
+    MustProve,
+}
+
+/// Ends the flow, whose packets go to another backend, or to nobody, from now on.
+#[inline(always)]
+fn moved<T: Flows + ?Sized>(maps: &T) -> Step {
+    let family = maps.with_run(|run| {
+        let is_datagram = !run.protocol.has_connections();
+        is_datagram.then(|| run.source.address.is_v4())
+    });
+    match family.flatten() {
+        Some(true) => maps.count(Reason::DatagramsMovedV4),
+        Some(false) => maps.count(Reason::DatagramsMovedV6),
+        None => {}
+    }
+    replaced(maps)
 }
 
 /// Ends the flow, since a new one takes its place.
@@ -157,40 +170,25 @@ fn known<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Known {
             Known::Foreign
         };
     }
-    // Datagrams leave a backend that no longer serves at once. Connections stay with their backend to the end; but one that is
-    // opened with the port of an earlier one is new.
-    if (!run.protocol.has_connections() || run.opens())
-        && decide::state(maps, run.flow.backend_index) != run.flow.backend_state
-    {
+    // Datagrams leave a backend that no longer serves at once. Connections stay with their backend to the end.
+    let is_left = run.is_moved != 0 || is_backend_gone(maps, &run.flow);
+    if !run.protocol.has_connections() && is_left {
         return Known::Replaced;
     }
     if run.opens() || run.flow.is_expired(&maps.timeouts(), run.now) {
         return Known::MayBeOver;
     }
-    let mut seen = Seen::from_client(run.flags);
-    if run.flow.last_used != run.now {
-        seen = seen.union(Seen::later());
+    if !run.protocol.has_connections() && run.flow.last_used != run.now {
+        return Known::MayBeMoved;
     }
-    maps.touch_flow(entry, seen, run.now);
+    let seen = Seen::from_client(run.flags);
+    if run.protocol.is_tcp() && seen.without(run.flow.seen).needs_proof() {
+        return Known::MustProve;
+    }
+    let later = Seen::later_than(run.flow.last_used, run.now);
+    maps.touch_flow(entry, seen.union(later), run.now);
     run.replace(run.flow.backend, run.flow.forwarded_port);
     Known::Continues
-}
-
-/// Returns true if the run's flow is over, so that the packet begins another one. The replies use another entry, which may
-/// be more recent, and which shows whether the backend has closed.
-#[inline(always)]
-pub fn is_over<T: Flows + ?Sized>(maps: &T) -> bool {
-    let is_over = maps.with_run(|run| {
-        let (mut seen, mut last_used) = (run.flow.seen, run.flow.last_used);
-        run.flow.set_key(Role::FORWARDED, &mut run.key);
-        if find(maps, &run.key, &mut run.other).is_some() && run.other.client.is(&run.flow.client) {
-            seen = seen.union(run.other.seen);
-            last_used = last_used.max(run.other.last_used);
-        }
-        let phase = seen.phase(run.flow.protocol);
-        maps.timeouts().is_over(phase, last_used, run.now) || run.opens() && has_ended(phase)
-    });
-    is_over.unwrap_or(true)
 }
 
 /// Ends the forwarded and the masqueraded entry of the run's flow.
@@ -376,7 +374,7 @@ pub(super) fn learn_from<T: Flows + ?Sized>(
 }
 
 /// Returns true if the entry with the key of the run's flow has ended or expired, belongs to a connection that was reset or
-/// (with `from_closing`) that both ends have closed, or to an earlier flow with the same client and frontend.
+/// (with `from_closing`) that both ends have closed or that nobody has answered, or to an earlier flow with the same client and frontend.
 #[inline(always)]
 pub fn is_unused<T: Flows + ?Sized>(maps: &T, from_closing: bool) -> bool {
     let is_unused = maps.with_run(|run| {
@@ -392,11 +390,11 @@ pub fn is_unused<T: Flows + ?Sized>(maps: &T, from_closing: bool) -> bool {
         let is_over = match other.seen.phase(other.protocol) {
             Phase::Closed => true,
             Phase::Closing => from_closing,
-            Phase::HalfOpen
-            | Phase::Unanswered
-            | Phase::Answered
-            | Phase::HalfClosed
-            | Phase::Established => false,
+            // The handshakes that anyone begins with forged addresses must not take all ports.
+            Phase::HalfOpen => {
+                from_closing && run.now.saturating_sub(other.last_used) > ANSWER_TIME
+            }
+            Phase::Unanswered | Phase::Answered | Phase::HalfClosed | Phase::Established => false,
         };
         is_over || other.is_unused(&maps.timeouts(), run.now) || other.has_ends_of(&run.flow)
     });
@@ -415,7 +413,7 @@ pub fn find_leaving<T: Flows + ?Sized>(maps: &T) -> Step {
         if may_begin_namesake(run, &maps.timeouts()) {
             let (flow, sibling, key) = (&mut run.flow, &mut run.other, &mut run.key);
             learn_from(maps, flow, Role::DIALLED, (sibling, key));
-            if has_ended(flow.seen.phase(flow.protocol))
+            if may_open_again(flow.seen, flow.seen.phase(flow.protocol))
                 || flow.is_expired(&maps.timeouts(), run.now)
             {
                 maps.end_flow(entry);
@@ -434,21 +432,21 @@ fn may_begin_namesake(run: &Run, timeouts: &Timeouts) -> bool {
     run.flags.has_syn() && (flow.seen != Seen::NOTHING || flow.is_expired(timeouts, run.now))
 }
 
-/// Returns true if an end of the connection has closed it.
-#[inline(always)]
-const fn has_ended(phase: Phase) -> bool {
-    matches!(phase, Phase::Closed | Phase::Closing | Phase::HalfClosed)
-}
-
 /// Handles a packet at tc egress for which there is an entry.
 #[inline(always)]
 fn leaving<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Step {
     if run.source.is(&run.flow.backend) {
         maps.touch_flow(entry, Seen::from_backend(run.flags), run.now);
+        if run.protocol.is_tcp() {
+            expect_of_client(maps, run, entry);
+        }
         run.replace(run.flow.frontend, run.flow.client.port);
         return Step::Translate;
     }
-    maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
+    // The program at tc ingress records what the client of a TCP connection has proven. The time is that of the backend.
+    if !run.protocol.is_tcp() {
+        maps.touch_flow(entry, Seen::from_client(run.flags), run.now);
+    }
     if run.flow.masquerade.is(&Endpoint::NONE) {
         return if run.flow.flags & Flow::MUST_MASQUERADE != 0 || run.returns != 0 {
             Step::Next

@@ -1,7 +1,10 @@
+mod client;
 mod errors;
 mod fixture;
+mod forged;
 mod fragments;
 mod host;
+mod lifetime;
 mod pod_links;
 mod ports;
 mod reclaim;
@@ -156,116 +159,8 @@ fn a_tcp_connection_keeps_its_backend_and_datagrams_leave_one_that_is_removed() 
     }
 }
 
-#[test]
-fn a_flow_ends_after_the_timeout_of_its_phase() {
-    let timeouts = Timeouts::DEFAULT;
-    // For each case: the packets of the client and of the backend, and the timeout.
-    let cases: [(_, &[u8], &[u8], _); 8] = [
-        (Protocol::TCP, &[SYN], &[], timeouts.half_open),
-        (Protocol::TCP, &[SYN], &[ACK], timeouts.half_open),
-        // The backend has not answered, so the client's address may be forged.
-        (Protocol::TCP, &[SYN, ACK], &[], timeouts.half_open),
-        (Protocol::TCP, &[SYN, ACK, FIN], &[], timeouts.half_open),
-        (Protocol::TCP, &[SYN, ACK], &[ACK], timeouts.established),
-        (
-            Protocol::TCP,
-            &[SYN, ACK, FIN],
-            &[ACK],
-            timeouts.half_closed,
-        ),
-        (Protocol::UDP, &[0], &[], timeouts.unanswered),
-        (Protocol::UDP, &[0], &[0], timeouts.answered),
-    ];
-    for (protocol, sent, received, timeout) in cases {
-        for (idle, is_kept) in [(timeout, true), (timeout + 1, false)] {
-            let node = Node::new(&[VIP], &BACKENDS[..1], protocol);
-            let client = Client::new(&node, CLIENT, VIP, true);
-            let mut last = Ok((client.at, client.frontend));
-            for flags in sent {
-                last = client.send(*flags);
-            }
-            for flags in received {
-                client.expect_reply(last.expect("translated"), *flags);
-            }
-            let before = *node.flow(&dialled(&client)).expect("an entry");
-            node.wait(idle);
-
-            client
-                .send(if protocol.is_tcp() { ACK } else { 0 })
-                .expect("passes, or a backend");
-
-            let entry = node.flow(&dialled(&client)).expect("an entry");
-            let is_new = entry.seen == Seen::NOTHING && before.last_used < entry.last_used;
-            let was_used = entry.last_used == node.now.get();
-            let expected = if protocol.is_tcp() {
-                (false, is_kept)
-            } else {
-                (!is_kept, true)
-            };
-            let is_new = is_new && !is_kept;
-            assert_eq!(
-                (is_new, was_used),
-                expected,
-                "{protocol} {sent:?} after {idle} s"
-            );
-        }
-    }
-}
-
 fn dialled(client: &Client<'_>) -> FlowKey {
     FlowKey::arriving(client.at, client.frontend, client.protocol)
-}
-
-#[test]
-fn replies_keep_a_flow_alive_although_the_client_is_silent() {
-    let node = Node::new(&[VIP], &BACKENDS, Protocol::UDP);
-    for port in 1..10 {
-        let at = format!("203.0.113.9:{port}");
-        let client = Client::new(&node, &at, VIP, true);
-        let ends = client.send(0).expect("a backend");
-        for _ in 0..3 {
-            node.wait(Timeouts::DEFAULT.answered - 1);
-            client.expect_reply(ends, 0);
-        }
-
-        assert_eq!(client.send(0), Ok(ends));
-    }
-}
-
-#[test]
-fn a_syn_begins_another_connection_only_if_the_last_one_has_ended() {
-    // For each case: the packets after the handshake, as those of the client and of the backend.
-    let cases: [(&[u8], &[u8], bool); 6] = [
-        (&[], &[], false),
-        (&[FIN], &[], true),
-        (&[], &[FIN], true),
-        (&[FIN], &[FIN], true),
-        (&[RST], &[], true),
-        (&[], &[RST], true),
-    ];
-    for (sent, received, is_new) in cases {
-        for must_masquerade in [false, true] {
-            let mut node = Node::new(&[VIP], &BACKENDS, Protocol::TCP);
-            if must_masquerade {
-                node.masquerade();
-            }
-            let client = Client::new(&node, CLIENT, VIP, true);
-            let mut backends = Vec::new();
-            for _ in 0..20 {
-                let ends = client.connect();
-                for flags in sent {
-                    assert_eq!(client.send(*flags), Ok(ends));
-                }
-                for flags in received {
-                    client.expect_reply(ends, *flags);
-                }
-                backends.push(ends.1);
-            }
-            backends.dedup();
-            // The choice is random.
-            assert_eq!(backends.len() > 1, is_new, "{sent:?} {received:?}");
-        }
-    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ use tunnel_common::{
     service_range::ServiceRange,
 };
 
-use super::{KernelMaps, NO_PREALLOC, NOEXIST, forwarded, ports};
+use super::{KernelMaps, NO_PREALLOC, NOEXIST, forwarded, lifetime, ports};
 use crate::context;
 
 #[btf_map(name = "flows")]
@@ -111,6 +111,13 @@ impl Flows for KernelMaps {
             // SAFETY: as above. It is one byte.
             unsafe { events.write_volatile(flow.seen.union(seen)) };
         }
+    }
+
+    #[inline(always)]
+    fn expect(&self, flow: &Flow, number: u16) {
+        let expected = (&raw const flow.expected).cast_mut();
+        // SAFETY: as for `touch_flow`. It is two aligned bytes.
+        unsafe { expected.write_volatile(number) };
     }
 
     #[inline(always)]
@@ -232,12 +239,22 @@ impl Flows for KernelMaps {
 
     #[inline(always)]
     fn is_over(&self) -> bool {
-        is_flow_over() != 0
+        lifetime::is_flow_over() != 0
+    }
+
+    #[inline(always)]
+    fn is_moved(&self) -> bool {
+        lifetime::is_frontend_moved() != 0
+    }
+
+    #[inline(always)]
+    fn proven(&self) -> Seen {
+        Seen::from_number(lifetime::proven_events())
     }
 
     #[inline(always)]
     fn end_others(&self) {
-        end_other_entries();
+        lifetime::end_other_entries();
     }
 
     #[inline(always)]
@@ -312,7 +329,7 @@ impl Flows for KernelMaps {
 
     #[inline(always)]
     fn end_entry(&self, role: Role) {
-        end_flow_entry(role.number());
+        lifetime::end_flow_entry(role.number());
     }
 }
 
@@ -323,6 +340,12 @@ impl Fragments for KernelMaps {
         let record = unsafe { FRAGMENTS.get(key) }?;
         // SAFETY: every bit pattern is valid. The read is volatile, so that the caller checks the key in the copy.
         Some(unsafe { ptr::from_ref(record).read_volatile() })
+    }
+
+    #[inline(always)]
+    fn remove_fragment(&self, key: &FragmentKey) {
+        // Mostly, there is none.
+        let _removed = FRAGMENTS.remove(key);
     }
 
     #[inline(always)]
@@ -393,21 +416,6 @@ pub(crate) fn may_answer() -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn find_arriving_flow() -> u32 {
     steps::find_arriving(&KernelMaps).number()
-}
-
-/// Calls [`steps::is_over`]. Returns 1 for true.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn is_flow_over() -> u32 {
-    steps::is_over(&KernelMaps).into()
-}
-
-/// Calls [`steps::end_others`]. The number that it returns has no meaning.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn end_other_entries() -> u32 {
-    steps::end_others(&KernelMaps);
-    0
 }
 
 /// Calls [`sender::locality`].
@@ -485,12 +493,4 @@ extern "C" fn better_candidate_to_remove(number: u32, best: u64) -> u64 {
 #[unsafe(no_mangle)]
 extern "C" fn find_leaving_flow() -> u32 {
     steps::find_leaving(&KernelMaps).number()
-}
-
-/// Calls [`steps::end_entry`]. The number that it returns has no meaning.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn end_flow_entry(role: u32) -> u32 {
-    steps::end_entry(&KernelMaps, Role::from_number(role));
-    0
 }

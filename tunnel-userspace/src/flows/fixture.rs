@@ -61,7 +61,7 @@ pub(super) fn dialled(client: &str, protocol: Protocol, last_used: u32, seen: Se
         role: Role::DIALLED,
         seen,
         flags: 0,
-        reserved: 0,
+        expected: 0,
     }
 }
 

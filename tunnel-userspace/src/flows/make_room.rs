@@ -140,7 +140,7 @@ mod tests {
         for (port, protocol, idle, of_client, of_backend) in [
             (1, Protocol::TCP, 3600, acknowledged(), answered()),
             (2, Protocol::UDP, 0, Seen::NOTHING, Seen::NOTHING),
-            (3, Protocol::UDP, 60, Seen::later(), answered()),
+            (3, Protocol::UDP, 60, Seen::later_than(0, 1), answered()),
             (4, Protocol::UDP, 50, Seen::NOTHING, answered()),
             (5, Protocol::UDP, 70, Seen::NOTHING, answered()),
             (6, Protocol::UDP, 20, Seen::NOTHING, Seen::NOTHING),

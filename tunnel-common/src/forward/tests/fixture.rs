@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 
 use zerocopy::FromZeros as _;
 
+pub(super) use super::client::Client;
 use super::{super::*, steering::SteeringMaps};
 use crate::{
     addr::Protocol,
     affinity::{Affinity, AffinityKey},
     fragment::FragmentRecord,
-    packet::{Family, TcpFlags},
+    packet::{Family, Packet, TcpFlags, TcpNumbers},
     service::{
         Algorithm, Backend, BackendState, Frontend, FrontendKey, IndexRange, InlineBackend, Slot,
         SourceRange,
@@ -64,6 +65,8 @@ pub(super) struct Node {
     pub(super) addresses: Vec<(Address, u32)>,
     pub(super) now: Cell<u32>,
     pub(super) counted: RefCell<Vec<Reason>>,
+    /// The numbers of TCP packets.
+    pub(super) numbers_of_packets: Cell<TcpNumbers>,
     numbers: Cell<u32>,
     run: RefCell<Run>,
     recent: RefCell<Vec<&'static FlowKey>>,
@@ -114,6 +117,7 @@ impl Node {
             addresses: Vec::new(),
             now: Cell::new(1000),
             counted: RefCell::default(),
+            numbers_of_packets: Cell::default(),
             numbers: Cell::new(1),
             run: RefCell::new(Run::new_zeroed()),
             recent: RefCell::default(),
@@ -301,6 +305,10 @@ impl Flows for Node {
         });
     }
 
+    fn expect(&self, flow: &Flow, number: u16) {
+        self.update(flow, |it| it.expected = number);
+    }
+
     fn end_flow(&self, flow: &Flow) {
         self.update(flow, |it| it.flags |= Flow::ENDED);
     }
@@ -405,6 +413,7 @@ pub(super) fn through_ingress(
     protocol: Protocol,
     flags: u8,
 ) -> Result<Ends, Refusal> {
+    node.run.borrow_mut().numbers = node.numbers_of_packets.get();
     let step = arrive(node, &packet(ends, protocol, flags), ARRIVING);
     let run = node.run.borrow();
     match step {
@@ -427,12 +436,11 @@ pub(super) fn through_egress(
     protocol: Protocol,
     flags: u8,
 ) -> Result<Ends, Refusal> {
-    let step = leave(
-        node,
-        &packet(ends, protocol, flags),
-        (LEAVING, node.returns.get()),
-        || node.is_free(&node.run.borrow()),
-    );
+    node.run.borrow_mut().numbers = node.numbers_of_packets.get();
+    let sent = packet(ends, protocol, flags);
+    let step = leave(node, &sent, (LEAVING, node.returns.get()), || {
+        node.is_free(&node.run.borrow())
+    });
     let run = node.run.borrow();
     match step.unwrap_or(Step::Pass) {
         Step::Next | Step::Pass => Ok(ends),
@@ -440,61 +448,5 @@ pub(super) fn through_egress(
         Step::Refuse => Err((reason(&run), false)),
         Step::Defer => panic!("a packet arrives once more"),
         Step::Drop => Err((reason(&run), true)),
-    }
-}
-
-/// A client outside, and the protocol that it speaks.
-pub(super) struct Client<'a> {
-    node: &'a Node,
-    pub(super) at: Endpoint,
-    pub(super) frontend: Endpoint,
-    pub(super) protocol: Protocol,
-    /// True if the backends are on another node.
-    is_remote: bool,
-}
-
-impl<'a> Client<'a> {
-    pub(super) fn new(node: &'a Node, at: &str, frontend: &str, is_remote: bool) -> Self {
-        Self {
-            node,
-            at: endpoint(at),
-            frontend: endpoint(frontend),
-            protocol: node.frontends[0].key.protocol,
-            is_remote,
-        }
-    }
-
-    /// Sends a packet to the frontend, and returns its ends when it reaches the backend.
-    pub(super) fn send(&self, flags: u8) -> Result<Ends, Refusal> {
-        let ends = (self.at, self.frontend);
-        let ends = through_ingress(self.node, ends, self.protocol, flags)?;
-        if self.is_remote {
-            through_egress(self.node, ends, self.protocol, flags)
-        } else {
-            Ok(ends)
-        }
-    }
-
-    /// Sends a reply to a packet that has reached the backend, and checks that it reaches the client from the frontend.
-    pub(super) fn expect_reply(&self, (seen_client, backend): Ends, flags: u8) {
-        let ends = (backend, seen_client);
-        let ends = if self.is_remote {
-            through_ingress(self.node, ends, self.protocol, flags).expect("a reply")
-        } else {
-            ends
-        };
-        let ends = through_egress(self.node, ends, self.protocol, flags).expect("a reply");
-        assert_eq!(
-            [ends.0, ends.1].map(text_of),
-            [self.frontend, self.at].map(text_of)
-        );
-    }
-
-    /// Exchanges the packets of a handshake, and returns the client and the backend as they see each other.
-    pub(super) fn connect(&self) -> Ends {
-        let ends = self.send(SYN).expect("a backend");
-        self.expect_reply(ends, SYN | ACK);
-        assert_eq!(self.send(ACK), Ok(ends));
-        ends
     }
 }

@@ -24,6 +24,10 @@ impl Fragments for Node {
         self.fragments.borrow_mut().push(*record);
     }
 
+    fn remove_fragment(&self, key: &FragmentKey) {
+        self.fragments.borrow_mut().retain(|it| it.key != *key);
+    }
+
     fn fragment_timeout(&self) -> u32 {
         30
     }

@@ -58,6 +58,22 @@ fn the_port_of_a_reset_connection_is_free_at_once_and_that_of_a_closed_one_if_no
 }
 
 #[test]
+fn the_port_of_a_handshake_that_nobody_answers_is_taken_if_no_other_is_free() {
+    let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);
+    node.masquerade();
+    node.ports = 1;
+    node.taken.borrow_mut().push(40_000);
+    let ends = Client::new(&node, CLIENT, VIP, true)
+        .send(SYN)
+        .expect("a backend");
+    let other = Client::new(&node, "203.0.113.10:40000", VIP, true);
+    node.wait(1);
+    assert_eq!(other.send(SYN), Err((Reason::PortsFull, true)));
+    node.wait(1);
+    assert_eq!(other.connect(), ends);
+}
+
+#[test]
 fn a_client_that_dials_a_backend_itself_with_a_port_that_it_has_used_gets_the_backends_replies() {
     for (must_masquerade, is_remote) in [(false, false), (false, true), (true, true)] {
         let mut node = Node::new(&[VIP], &BACKENDS[..1], Protocol::TCP);

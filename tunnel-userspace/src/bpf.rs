@@ -13,7 +13,7 @@
 //! - `stray_programs`: finds attached programs that are not pinned in the pin directory
 //! - `kernel_log`: replaces one program with its logging variant, and reads its events
 //! - `batched_writes`: writes to the maps in batches
-//! - `device_programs`: attaches programs to uplinks
+//! - `device_programs`: attaches programs to network devices
 //! - `guard`: the guard on uplinks
 //! - `translation`: the programs on uplinks that translate packets
 //! - `open_connections`: the counts of open connections, by backend

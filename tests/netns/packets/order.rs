@@ -106,7 +106,7 @@ fn filters_translate_only_at_a_qdisc_for_both_directions_and_guard_at_either() -
         } else {
             let error = attached.err().map(anyhow::Error::from);
             let error = format!("{:#}", error.context("attached at ingress")?);
-            let wanted = "uplink uplink: it has the qdisc ingress";
+            let wanted = "device uplink: it has the qdisc ingress";
             ensure!(error.contains(wanted), "{error}");
             ensure!(complete.is_empty(), "programs on {complete:?}");
         }

@@ -202,7 +202,7 @@ impl DevicePrograms {
             })
         };
         let program = row.name;
-        attached.map_err(failed(format!("attach program {program} to {name}")))
+        attached.map_err(failed(format!("attach program {program} to device {name}")))
     }
 
     fn attach_link(

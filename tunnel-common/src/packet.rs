@@ -102,11 +102,18 @@ impl TcpNumbers {
         }
     }
 
-    /// Returns true if a number is the expected one, or up to 64 KiB later.
+    /// Returns true if the packet acknowledges the expected number, or one up to 64 KiB later.
     #[inline(always)]
     #[must_use]
-    pub const fn is_expected(number: u16, expected: u16) -> bool {
-        number.wrapping_sub(expected) <= 1
+    pub const fn acknowledges(self, expected: u16) -> bool {
+        self.acknowledged.wrapping_sub(expected) <= 1
+    }
+
+    /// Returns true if the packet has the expected sequence number, or one up to 1 MiB later: what precedes it may be on its way.
+    #[inline(always)]
+    #[must_use]
+    pub const fn continues_at(self, expected: u16) -> bool {
+        self.sequence.wrapping_sub(expected) <= 16
     }
 }
 

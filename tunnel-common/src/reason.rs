@@ -121,10 +121,10 @@ reasons! {
         ClusterPortUnused = 31, "cluster_port_unused", "packet refused: the cluster IP has no such port";
         /// Dropped: the address could be a cluster IP, but is none.
         ClusterIpUnallocated = 32, "cluster_ip_unallocated", "packet dropped: the address in a ServiceCIDR is not the cluster IP of a Service";
-        /// A flow of datagrams over IPv4 left a backend that no longer serves.
-        DatagramsMovedV4 = 33, "datagrams_moved_v4", "a flow of datagrams over IPv4 left a backend that no longer serves";
-        /// A flow of datagrams over IPv6 left a backend that no longer serves.
-        DatagramsMovedV6 = 34, "datagrams_moved_v6", "a flow of datagrams over IPv6 left a backend that no longer serves";
+        /// A flow of datagrams over IPv4 left a backend that no longer serves, or a Service that has lost the address.
+        DatagramsMovedV4 = 33, "datagrams_moved_v4", "a flow of datagrams over IPv4 left a backend that no longer serves, or a Service that has lost the address";
+        /// A flow of datagrams over IPv6 left a backend that no longer serves, or a Service that has lost the address.
+        DatagramsMovedV6 = 34, "datagrams_moved_v6", "a flow of datagrams over IPv6 left a backend that no longer serves, or a Service that has lost the address";
         /// Refused or dropped: a packet of this host has no way to its backend by a link on which packets are translated.
         HostNoRoute = 35, "host_no_route", "packet of this host refused: no link with the programs leads to the backend";
         /// Dropped: a packet of this host to a frontend, or a reply to it, is a fragment.

@@ -72,10 +72,13 @@ impl Seen {
         Self(self.0 & !other.0)
     }
 
-    /// Returns these events with the end of the client's data instead of a reset.
+    /// Returns these events with the end of the client's data instead of a reset, if there is one.
     #[inline(always)]
     #[must_use]
     pub const fn with_fin_for_rst(self) -> Self {
+        if self.0 & Self::RST == 0 {
+            return self;
+        }
         Self(self.0 & !Self::RST | Self::FIN_OF_CLIENT)
     }
 

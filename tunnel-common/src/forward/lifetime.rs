@@ -5,7 +5,6 @@ use crate::{
     decide::{self, Traffic},
     flow::{Flow, Phase, Role, Seen},
     lookup::Lookup,
-    packet::TcpNumbers,
     service::FrontendKey,
 };
 
@@ -38,15 +37,14 @@ pub fn proven<T: Flows + ?Sized>(maps: &T) -> Seen {
             return Seen::NOTHING;
         }
         if other.seen.includes(Seen::HANDSHAKE_OF_CLIENT) {
-            return if TcpNumbers::is_expected(numbers.sequence, other.expected) {
+            return if numbers.continues_at(other.expected) {
                 seen
             } else {
                 seen.with_fin_for_rst()
             };
         }
-        let is_proven = run.flags.has_ack()
-            && other.seen.has_reply()
-            && TcpNumbers::is_expected(numbers.acknowledged, other.expected);
+        let is_proven =
+            run.flags.has_ack() && other.seen.has_reply() && numbers.acknowledges(other.expected);
         if !is_proven {
             return Seen::NOTHING;
         }
@@ -127,12 +125,12 @@ pub(super) const fn may_open_again(seen: Seen, phase: Phase) -> bool {
 #[inline(always)]
 pub(super) fn expect_of_client<T: Flows + ?Sized>(maps: &T, run: &Run, entry: &Flow) {
     let is_open = run.flow.seen.includes(Seen::HANDSHAKE_OF_CLIENT);
-    let (is_shown, number) = if is_open {
-        (run.flags.has_ack(), run.numbers.acknowledged)
+    let number = if is_open {
+        run.numbers.acknowledged
     } else {
-        (run.flags.has_syn(), run.numbers.sequence)
+        run.numbers.sequence
     };
-    if is_shown && number != run.flow.expected {
+    if run.flags.has_ack() && number != run.flow.expected {
         maps.expect(entry, number);
     }
 }

@@ -83,6 +83,22 @@ fn a_handshake_ends_with_the_number_that_the_backend_has_sent() {
 }
 
 #[test]
+fn a_handshake_ends_although_the_first_packet_of_the_backend_was_missed() {
+    for node in nodes() {
+        let client = Client::new(&node, CLIENT, VIP, true);
+        node.numbers_of_packets.set(numbers(OF_CLIENT, 0));
+        let ends = client.send(SYN).expect("a backend");
+        send(&client, numbers(OF_CLIENT, OF_BACKEND), ACK);
+        assert_eq!(phase(&client), Phase::HalfOpen);
+
+        node.numbers_of_packets.set(numbers(OF_BACKEND, OF_CLIENT));
+        client.expect_reply(ends, ACK);
+        send(&client, numbers(OF_CLIENT, OF_BACKEND), ACK);
+        assert_eq!(phase(&client), Phase::Established);
+    }
+}
+
+#[test]
 fn a_reset_counts_if_its_number_is_the_one_that_the_backend_expects() {
     // The backend has acknowledged nothing, or some data.
     for acknowledged in [OF_CLIENT, OF_CLIENT + 30] {
@@ -96,6 +112,11 @@ fn a_reset_counts_if_its_number_is_the_one_that_the_backend_expects() {
                 client.expect_reply(ends, ACK);
             }
 
+            // A packet that the backend ignores or answers is no end.
+            send(&client, numbers(GUESSED, 0), ACK);
+            node.wait(Timeouts::DEFAULT.half_open + 1);
+            send(&client, numbers(GUESSED, 0), ACK);
+            assert_eq!(phase(&client), Phase::Established);
             send(&client, numbers(GUESSED, 0), RST);
             assert_eq!(phase(&client), Phase::HalfClosed);
             node.wait(Timeouts::DEFAULT.closed + 1);

@@ -118,7 +118,8 @@ enum Known {
     Replaced,
     /// The packet belongs to the flow if the replies show that the flow is not over.
     MayBeOver,
-    /// The datagram belongs to the flow, unless [`check_frontend`](super::lifetime::check_frontend) finds another Service at the frontend.
+    /// The datagram belongs to the flow, unless [`check_frontend`](super::lifetime::check_frontend) finds another Service at the
+    /// frontend.
     MayBeMoved,
     /// The packet belongs to the flow, and shows an event that counts only if its sender knows what the backend has sent.
     MustProve,
@@ -171,8 +172,7 @@ fn known<T: Flows + ?Sized>(maps: &T, run: &mut Run, entry: &Flow) -> Known {
         };
     }
     // Datagrams leave a backend that no longer serves at once. Connections stay with their backend to the end.
-    let is_left = run.is_moved != 0 || is_backend_gone(maps, &run.flow);
-    if !run.protocol.has_connections() && is_left {
+    if !run.protocol.has_connections() && (run.is_moved != 0 || is_backend_gone(maps, &run.flow)) {
         return Known::Replaced;
     }
     if run.opens() || run.flow.is_expired(&maps.timeouts(), run.now) {
@@ -374,7 +374,8 @@ pub(super) fn learn_from<T: Flows + ?Sized>(
 }
 
 /// Returns true if the entry with the key of the run's flow has ended or expired, belongs to a connection that was reset or
-/// (with `from_closing`) that both ends have closed or that nobody has answered, or to an earlier flow with the same client and frontend.
+/// (with `from_closing`) that both ends have closed or whose handshake makes no progress, or to an earlier flow with the same
+/// client and frontend.
 #[inline(always)]
 pub fn is_unused<T: Flows + ?Sized>(maps: &T, from_closing: bool) -> bool {
     let is_unused = maps.with_run(|run| {

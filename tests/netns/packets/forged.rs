@@ -17,13 +17,12 @@ use crate::{
     support::{CHANGE_TIMEOUT, HOST, ensure_eq},
 };
 
-pub(super) const FIN: u8 = 0x01;
+const FIN: u8 = 0x01;
 pub(super) const SYN: u8 = 0x02;
-pub(super) const RST: u8 = 0x04;
-pub(super) const ACK: u8 = 0x10;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
 
 /// A TCP packet over IPv4 without data.
-#[derive(Clone, Copy)]
 pub(super) struct Segment {
     pub(super) from: SocketAddrV4,
     pub(super) to: SocketAddrV4,

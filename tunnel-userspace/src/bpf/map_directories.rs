@@ -127,11 +127,19 @@ pub(super) fn plan_promotion(found: &Directories, layout: u32) -> Vec<DirectoryC
     steps
 }
 
-/// Returns the steps that remove all maps except this layout's current ones, which the programs use.
-pub(super) fn plan_cleanup(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
+/// Returns the directories of all maps except this layout's current ones, which the programs use.
+pub(super) fn replaced(found: &Directories, layout: u32) -> impl Iterator<Item = Directory> {
     let current = Directory::new(layout, DirectoryRole::Current);
-    let others = found.iter().filter(|directory| **directory != current);
-    others.copied().map(DirectoryChange::Remove).collect()
+    found
+        .iter()
+        .copied()
+        .filter(move |directory| *directory != current)
+}
+
+/// Returns the steps that remove all maps except this layout's current ones.
+pub(super) fn plan_cleanup(found: &Directories, layout: u32) -> Vec<DirectoryChange> {
+    let replaced = replaced(found, layout);
+    replaced.map(DirectoryChange::Remove).collect()
 }
 
 #[cfg(test)]

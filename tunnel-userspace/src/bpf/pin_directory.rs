@@ -341,9 +341,8 @@ impl PinDirectory {
 
     /// Returns the directories of maps that have been replaced.
     pub(super) fn replaced_directories(&self) -> Result<Vec<PathBuf>, PinError> {
-        let current = Directory::new(LAYOUT_VERSION, DirectoryRole::Current);
-        let found = self.directories()?.into_iter();
-        let replaced = found.filter(|directory| *directory != current);
+        let found = self.directories()?;
+        let replaced = map_directories::replaced(&found, LAYOUT_VERSION);
         Ok(replaced.map(|directory| self.path(directory)).collect())
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     BACKENDS, CLIENT, VIP, dialled,
-    fixture::{ACK, Client, FIN, Node, RST, SYN, text_of},
+    fixture::{ACK, Client, Ends, FIN, Node, RST, SYN, text_of},
 };
 use crate::{
     addr::Protocol,
@@ -39,15 +39,22 @@ fn send(client: &Client<'_>, numbers: TcpNumbers, flags: u8) {
     client.send(flags).expect("translated, or left alone");
 }
 
+/// Sends a packet of the backend.
+fn reply(client: &Client<'_>, ends: Ends, numbers: TcpNumbers, flags: u8) {
+    client.node.numbers_of_packets.set(numbers);
+    client.expect_reply(ends, flags);
+}
+
+/// Sends the first packet of a connection, and returns its ends when it reaches the backend.
+fn begin(client: &Client<'_>) -> Ends {
+    client.node.numbers_of_packets.set(numbers(OF_CLIENT, 0));
+    client.send(SYN).expect("a backend")
+}
+
 /// Exchanges the packets of a handshake with numbers.
 fn connect(client: &Client<'_>) {
-    client.node.numbers_of_packets.set(numbers(OF_CLIENT, 0));
-    let ends = client.send(SYN).expect("a backend");
-    client
-        .node
-        .numbers_of_packets
-        .set(numbers(OF_BACKEND, OF_CLIENT));
-    client.expect_reply(ends, SYN | ACK);
+    let ends = begin(client);
+    reply(client, ends, numbers(OF_BACKEND, OF_CLIENT), SYN | ACK);
     send(client, numbers(OF_CLIENT, OF_BACKEND), ACK);
 }
 
@@ -63,17 +70,14 @@ fn phase(client: &Client<'_>) -> Phase {
 fn a_handshake_ends_with_the_number_that_the_backend_has_sent() {
     for node in nodes() {
         let client = Client::new(&node, CLIENT, VIP, true);
-        node.numbers_of_packets.set(numbers(OF_CLIENT, 0));
-        let ends = client.send(SYN).expect("a backend");
-        node.numbers_of_packets.set(numbers(OF_BACKEND, OF_CLIENT));
-        client.expect_reply(ends, SYN | ACK);
+        let ends = begin(&client);
+        reply(&client, ends, numbers(OF_BACKEND, OF_CLIENT), SYN | ACK);
 
         send(&client, numbers(OF_CLIENT, GUESSED), ACK);
         send(&client, numbers(OF_CLIENT, GUESSED), FIN);
         send(&client, numbers(OF_CLIENT, GUESSED), RST | ACK);
         // The backend answers what it can't accept.
-        node.numbers_of_packets.set(numbers(OF_BACKEND, OF_CLIENT));
-        client.expect_reply(ends, ACK);
+        reply(&client, ends, numbers(OF_BACKEND, OF_CLIENT), ACK);
         send(&client, numbers(OF_BACKEND, OF_CLIENT), ACK);
         assert_eq!(phase(&client), Phase::HalfOpen);
 
@@ -86,13 +90,11 @@ fn a_handshake_ends_with_the_number_that_the_backend_has_sent() {
 fn a_handshake_ends_although_the_first_packet_of_the_backend_was_missed() {
     for node in nodes() {
         let client = Client::new(&node, CLIENT, VIP, true);
-        node.numbers_of_packets.set(numbers(OF_CLIENT, 0));
-        let ends = client.send(SYN).expect("a backend");
+        let ends = begin(&client);
         send(&client, numbers(OF_CLIENT, OF_BACKEND), ACK);
         assert_eq!(phase(&client), Phase::HalfOpen);
 
-        node.numbers_of_packets.set(numbers(OF_BACKEND, OF_CLIENT));
-        client.expect_reply(ends, ACK);
+        reply(&client, ends, numbers(OF_BACKEND, OF_CLIENT), ACK);
         send(&client, numbers(OF_CLIENT, OF_BACKEND), ACK);
         assert_eq!(phase(&client), Phase::Established);
     }
@@ -107,9 +109,7 @@ fn a_reset_counts_if_its_number_is_the_one_that_the_backend_expects() {
             connect(&client);
             let ends = client.send(ACK).expect("open");
             if acknowledged != OF_CLIENT {
-                node.numbers_of_packets
-                    .set(numbers(OF_BACKEND, acknowledged));
-                client.expect_reply(ends, ACK);
+                reply(&client, ends, numbers(OF_BACKEND, acknowledged), ACK);
             }
 
             // A packet that the backend ignores or answers is no end.

@@ -111,8 +111,11 @@ impl FlowMap for MemoryFlows {
     fn read_some(&self, position: Option<u32>) -> Result<(Vec<Flow>, Option<u32>), ReadError> {
         let flows = self.entries.lock().expect("no panic");
         // The positions of entries don't depend on other entries, as in the kernel.
-        let position_of =
-            |flow: &Flow| u32::from(flow.client.port.to_host()) * 4 + flow.role.number();
+        let position_of = |flow: &Flow| {
+            let [client, backend] =
+                [flow.client, flow.backend].map(|it| u32::from(it.port.to_host()));
+            client * 256 + backend % 64 * 4 + flow.role.number()
+        };
         let mut rest: Vec<_> = flows.values().copied().collect();
         rest.retain(|flow| position.is_none_or(|position| position_of(flow) >= position));
         rest.sort_by_key(position_of);

@@ -50,12 +50,24 @@ pub fn sweep<M: FlowMap>(map: &M, timeouts: &Timeouts, now: u32) -> Result<FlowC
         counts.entries += 1;
         if flow.role == Role::DIALLED {
             sweep_flow(map, (timeouts, now), &flow, &mut counts)?;
-        } else if flow.is_unused(timeouts, now) && entry_of(map, &flow, Role::DIALLED)?.is_none() {
-            // The rest of the flow is gone.
+        } else if flow.is_unused(timeouts, now) && is_left_over(map, &flow)? {
             remove(map, (timeouts, now), &flow, &mut counts)?;
         }
     }
     Ok(counts)
+}
+
+/// Returns true if an unused entry, which is not the dialled one, belongs to a flow that is gone: no flow has the same client and
+/// frontend, or one that uses another backend or port now. Entries of a flow that has them are removed with the dialled one.
+fn is_left_over<M: FlowMap>(map: &M, entry: &Flow) -> Result<bool, ReadError> {
+    let Some(dialled) = entry_of(map, entry, Role::DIALLED)? else {
+        return Ok(true);
+    };
+    let is_replaced = !dialled.backend.is(&entry.backend)
+        || dialled.forwarded_port != entry.forwarded_port
+        // The next connection to the same backend has another port of the node.
+        || entry.role == Role::MASQUERADED && entry.flags & Flow::ENDED != 0;
+    Ok(is_replaced)
 }
 
 /// Counts a flow, or removes its entries if it is over.
@@ -115,7 +127,9 @@ fn remove<M: FlowMap>(
     let key = entry.key();
     let current = map.find(&key)?;
     let is_same = current.is_some_and(|current| {
+        // A flow with the same ends may have taken the key of one that has ended.
         current.has_ends_of(entry)
+            && current.flags & Flow::ENDED == entry.flags & Flow::ENDED
             && (current.last_used == entry.last_used || current.is_unused(timeouts, now))
     });
     if is_same {

@@ -1,7 +1,7 @@
 use tunnel_common::{addr::Protocol, flow::Seen, packet::TcpFlags};
 
 use super::*;
-use crate::flows::fixture::{MemoryFlows, acknowledged, answered, dialled};
+use crate::flows::fixture::{MemoryFlows, acknowledged, answered, dialled, endpoint};
 
 const NOW: u32 = 1_000_000;
 
@@ -86,6 +86,35 @@ fn an_entry_whose_flow_is_gone_is_removed_once_it_is_idle() {
 
     assert_eq!(swept(&map).entries, 1);
     assert_eq!(map.len(), 1);
+}
+
+#[test]
+fn entries_of_a_flow_that_another_one_has_replaced_are_removed() {
+    let map = MemoryFlows::default();
+    let of_backend = |port, flags| Flow {
+        backend: endpoint(&format!("10.0.0.1:{port}")),
+        flags,
+        ..dialled("203.0.113.9:1", Protocol::UDP, NOW, Seen::NOTHING)
+    };
+    for port in 8081..=8088 {
+        map.insert_all(of_backend(port, Flow::ENDED), NOW, answered());
+    }
+    // The flow that has the dialled entry now, and the port of the node that it had before.
+    map.insert_all(of_backend(8089, 0), NOW, answered());
+    map.insert(Flow {
+        role: Role::MASQUERADED,
+        masquerade: endpoint("192.0.2.9:5"),
+        ..of_backend(8089, Flow::ENDED)
+    });
+    // The entries of a flow are kept even if its backend sends nothing.
+    let silent = dialled("203.0.113.9:2", Protocol::UDP, NOW, Seen::NOTHING);
+    map.insert_all(silent, NOW - 60, Seen::NOTHING);
+    assert_eq!(map.len(), 3 + 8 * 2 + 1 + 3);
+
+    let counts = swept(&map);
+
+    assert_eq!(counts.by_phase.values().sum::<usize>(), 2);
+    assert_eq!((counts.entries, map.len()), (6, 6));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use tunnel_common::flow::{Flow, FlowKey, Role};
 
-use super::{FlowMap, SweepError, entries, entry_of, is_open};
+use super::{Activity, FlowMap, SweepError, entries, entry_of, is_open};
 use crate::reconcile::{ReadError, WriteError};
 
 /// A map of flows that can be written.
@@ -34,7 +34,7 @@ pub struct FlowCopy<'a, M> {
     pub old: &'a M,
     /// The map to which the flows are copied.
     pub new: &'a M,
-    /// True if some programs may use the new map already. Its flows are kept then, and not replaced by those of the old map.
+    /// True if some programs may use the new map already. The copy of a flow that was used last is kept then.
     pub is_new_used: bool,
 }
 
@@ -115,7 +115,10 @@ impl<M: WritableFlowMap> FlowCopy<'_, M> {
 
     /// Copies the entries of a flow, that by which it begins last: all of them, or none. Returns false if the new map is full.
     fn copy_entries(&self, dialled: &Flow) -> Result<bool, SweepError> {
-        if self.is_new_used && self.new.find(&dialled.key())?.is_some_and(|it| begins(&it)) {
+        if self.is_new_used
+            && let Some(there) = self.new.find(&dialled.key())?.filter(begins)
+            && state(self.new, &there)? >= state(self.old, dialled)?
+        {
             return Ok(true);
         }
         let entries = entries_of(self.old, dialled)?;
@@ -181,6 +184,13 @@ impl<M: WritableFlowMap> FlowCopy<'_, M> {
 /// Returns true if an entry is that by which a flow begins, and has not ended.
 fn begins(entry: &Flow) -> bool {
     entry.role == Role::DIALLED && entry.flags & Flow::ENDED == 0
+}
+
+/// Returns the time of the last packet of a flow, and true if the flow is an open connection.
+fn state<M: FlowMap>(map: &M, dialled: &Flow) -> Result<(u32, bool), ReadError> {
+    let forwarded = entry_of(map, dialled, Role::FORWARDED)?;
+    let last_used = Activity::of(dialled, forwarded.as_ref()).last_used;
+    Ok((last_used, is_open(map, dialled)?))
 }
 
 /// Returns all entries of a flow, beginning with the given one.
@@ -298,11 +308,12 @@ mod tests {
             assert_eq!(copied.may_give_way, [key]);
         }
     }
+
     #[test]
     fn flows_of_a_map_that_is_in_use_are_kept_and_open_ones_give_way_to_none() {
         let (old, new) = (MemoryFlows::default(), MemoryFlows::with_capacity(9));
         let keys = [20, 21].map(|port| connect(&old, port, true));
-        // The first one has been opened since it was copied, and the programs have begun another one.
+        // The first one has been opened by a program that uses the old map, and another one by one that uses the new map.
         connect(&new, 20, false);
         let begun = connect(&new, 22, true);
         let copy = FlowCopy {
@@ -314,8 +325,15 @@ mod tests {
         for key in keys.into_iter().chain([begun]) {
             assert!(new.find(&key).expect("in memory").is_some());
         }
-        let kept = new.find(&keys[0]).expect("in memory");
-        assert_eq!(kept.map(|flow| flow.seen), Some(Seen::NOTHING));
+        let opened = new.find(&keys[0]).expect("in memory");
+        assert_eq!(opened.map(|flow| flow.seen), Some(acknowledged()));
+
+        // A copy that was used later is kept.
+        let later = dialled("203.0.113.9:21", Protocol::TCP, 2, acknowledged());
+        new.insert_all(later, 2, answered());
+        copy.copy_flow(&keys[1], &mut copied).expect("in memory");
+        let kept = new.find(&keys[1]).expect("in memory");
+        assert_eq!(kept.map(|flow| flow.last_used), Some(2));
 
         let other = connect(&old, 23, true);
         copy.copy_flow(&other, &mut copied).expect("in memory");

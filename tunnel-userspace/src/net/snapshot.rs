@@ -15,7 +15,7 @@ use rtnetlink::packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
     link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
+    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType},
 };
 use tunnel_common::{addr::Address, steering::Prefix};
 
@@ -32,6 +32,8 @@ pub(super) struct Snapshot {
     /// All of this node's addresses, except link-local IPv6 addresses.
     pub(super) own_addresses: Arc<BTreeSet<IpAddr>>,
     pub(super) links: Vec<Link>,
+    /// The indices of the links that are ports of a bridge or bond.
+    ports: BTreeSet<u32>,
     /// The indices of the links that are used by routes via a gateway.
     pub(super) gateways: BTreeSet<u32>,
     /// The headers of the packets of links, by their indices, where they are not Ethernet headers.
@@ -78,8 +80,8 @@ impl Snapshot {
         addresses: &[AddressMessage],
         routes: Vec<RouteMessage>,
     ) -> Self {
-        let links_of_node = links.iter().map(|link| link_of(link, addresses, &routes));
-        let links_of_node = links_of_node.collect();
+        let links_of_node = links_of(links, addresses, &routes);
+        let ports = links_of_node.iter().filter(|link| link.bridge.is_some());
         let is_loopback = |link: &&LinkMessage| link.header.flags.contains(LinkFlags::Loopback);
         let loopback = links.iter().find(is_loopback);
         let link_headers = links.iter().map(|link| {
@@ -91,6 +93,7 @@ impl Snapshot {
         let own = addresses.iter().filter_map(address_of);
         Self {
             own_addresses: Arc::new(own.filter(|ip| !is_link_local(ip)).collect()),
+            ports: ports.map(|link| link.index).collect(),
             links: links_of_node,
             gateways: routes.iter().flat_map(gateway_links).collect(),
             link_headers: link_headers
@@ -127,8 +130,7 @@ impl Snapshot {
 
     /// Returns true if a link is a port of a bridge or bond.
     pub(super) fn has_master(&self, index: u32) -> bool {
-        let mut links = self.links.iter();
-        links.any(|link| link.index == index && link.bridge.is_some())
+        self.ports.contains(&index)
     }
 
     /// Returns the header of the packets of a link.
@@ -137,7 +139,7 @@ impl Snapshot {
         header.copied().unwrap_or(LinkHeader::Ethernet)
     }
 
-    /// Returns the index of the default route's link.
+    /// Returns the index of the default route's link, in the table `main`.
     pub(super) fn default_link(&self, is_v4: bool) -> Option<u32> {
         default_link(&self.routes, is_v4)
     }
@@ -150,23 +152,20 @@ impl Snapshot {
         links: impl Iterator<Item = u32>,
         preferred: &[IpAddr],
     ) -> BTreeMap<u32, AddressPair> {
-        let defaults = [true, false].map(|is_v4| default_link(&self.routes, is_v4));
-        let rank = |link: u32, source: &SourceAddress| {
-            let default = if source.ip.is_ipv4() {
-                defaults[0]
-            } else {
-                defaults[1]
-            };
-            let rank = match source.link {
-                at if at == link => 0,
-                at if Some(at) == default => 1,
-                _ => 2,
-            };
-            (source.is_last_resort, rank)
-        };
+        let of_links = by_link(&self.source_addresses, |source| Some(source.link));
+        // The address of each family for links that have no better one.
+        let of_node = [true, false].map(|is_v4| {
+            let default = self.default_link(is_v4);
+            let sources = self.source_addresses.iter();
+            sources
+                .filter(|source| source.ip.is_ipv4() == is_v4)
+                .min_by_key(|source| (source.is_last_resort, Some(source.link) != default))
+        });
         let pair_of = |link: u32| {
-            let mut candidates = self.source_addresses.clone();
-            candidates.sort_by_key(|source| rank(link, source));
+            let own = of_links.get(&link).into_iter().flatten().copied();
+            let mut candidates = Vec::from_iter(own.chain(of_node.into_iter().flatten()));
+            // The sort is stable, so addresses of the link stay before those of the node.
+            candidates.sort_by_key(|source| source.is_last_resort);
             let mut pair = AddressPair::default();
             preferred.iter().for_each(|ip| pair.add(*ip));
             candidates.iter().for_each(|source| pair.add(source.ip));
@@ -178,6 +177,8 @@ impl Snapshot {
     /// Returns the networks that this node has unicast routes to, except default routes. `pod_links` contains the
     /// indices of the links that lead to this node's pods.
     pub(super) fn networks(&self, pod_links: &BTreeSet<u32>) -> LinkNetworks {
+        let names = self.links.iter().map(|link| (link.index, &*link.name));
+        let names: BTreeMap<u32, &str> = names.collect();
         let mut networks = LinkNetworks::default();
         for route in &self.routes {
             let length = route.header.destination_prefix_length;
@@ -185,11 +186,10 @@ impl Snapshot {
             let (Some(address), Some(index)) = (destination_of(route), links) else {
                 continue;
             };
-            let link = self.links.iter().find(|link| link.index == index);
             networks.insert(LinkNetwork {
                 address: address.to_ip(),
                 length,
-                link: link.map_or_else(String::new, |link| link.name.clone()),
+                link: names.get(&index).copied().unwrap_or_default().to_owned(),
                 leads_to_pods: pod_links.contains(&index),
             });
         }
@@ -239,11 +239,41 @@ impl Snapshot {
     }
 }
 
-fn link_of(message: &LinkMessage, addresses: &[AddressMessage], routes: &[RouteMessage]) -> Link {
+/// Groups items by the indices of their links.
+fn by_link<T>(items: &[T], link_of: impl Fn(&T) -> Option<u32>) -> BTreeMap<u32, Vec<&T>> {
+    let mut groups = BTreeMap::<u32, Vec<&T>>::new();
+    for item in items {
+        if let Some(link) = link_of(item) {
+            groups.entry(link).or_default().push(item);
+        }
+    }
+    groups
+}
+
+fn links_of(
+    links: &[LinkMessage],
+    addresses: &[AddressMessage],
+    routes: &[RouteMessage],
+) -> Vec<Link> {
+    let addresses = by_link(addresses, |address| Some(address.header.index));
+    let routes = by_link(routes, output_link);
+    let links = links.iter().map(|link| {
+        let index = &link.header.index;
+        let addresses = addresses.get(index).map(Vec::as_slice);
+        let routes = routes.get(index).map(Vec::as_slice);
+        link_of(
+            link,
+            addresses.unwrap_or_default(),
+            routes.unwrap_or_default(),
+        )
+    });
+    links.collect()
+}
+
+/// Parses a link. `addresses` and `routes` contain only those of the link.
+fn link_of(message: &LinkMessage, addresses: &[&AddressMessage], routes: &[&RouteMessage]) -> Link {
     let index = message.header.index;
-    let own = addresses
-        .iter()
-        .filter(|address| address.header.index == index);
+    let own = addresses.iter().copied();
     let mut link = Link {
         index,
         name: String::new(),
@@ -275,7 +305,7 @@ fn link_of(message: &LinkMessage, addresses: &[AddressMessage], routes: &[RouteM
     };
     if matches!(link.kind, LinkKind::Pair | LinkKind::Bridge) {
         // The kernel itself has routes to the node's own addresses, and to the peers of point-to-point addresses.
-        let not_pods: Vec<IpAddr> = own.flat_map(addresses_in).collect();
+        let not_pods: BTreeSet<IpAddr> = own.flat_map(addresses_in).collect();
         let reached = routes
             .iter()
             .filter_map(|route| host_route(route, index))
@@ -365,6 +395,16 @@ fn table_of(route: &RouteMessage) -> u32 {
     table.unwrap_or_else(|| route.header.table.into())
 }
 
+/// Returns the metric of a route. The kernel leaves out the metric 0.
+fn metric_of(route: &RouteMessage) -> u32 {
+    let mut attributes = route.attributes.iter();
+    let metric = attributes.find_map(|attribute| match attribute {
+        RouteAttribute::Priority(metric) => Some(*metric),
+        _ => None,
+    });
+    metric.unwrap_or_default()
+}
+
 /// Returns the indices of the links that a route uses if it is a route via a gateway; empty for any other
 /// route.
 fn gateway_links(route: &RouteMessage) -> Vec<u32> {
@@ -396,18 +436,26 @@ fn output_link(route: &RouteMessage) -> Option<u32> {
         })
 }
 
+/// Returns the index of the link of the default route via a gateway that has the lowest metric; of several such routes, that of
+/// the first. Only the table `main` counts, since rules restrict the other tables to some packets.
 fn default_link(routes: &[RouteMessage], is_v4: bool) -> Option<u32> {
     let family = if is_v4 {
         AddressFamily::Inet
     } else {
         AddressFamily::Inet6
     };
-    let mut defaults = routes.iter().filter(|route| {
+    let defaults = routes.iter().filter(|route| {
         route.header.address_family == family
             && route.header.destination_prefix_length == 0
             && route.header.kind == RouteType::Unicast
+            && table_of(route) == u32::from(RouteHeader::RT_TABLE_MAIN)
     });
-    defaults.find_map(|route| gateway_links(route).first().copied())
+    let links = defaults.filter_map(|route| {
+        let link = gateway_links(route).first().copied()?;
+        Some((metric_of(route), link))
+    });
+    let best = links.min_by_key(|(metric, _)| *metric);
+    best.map(|(_, link)| link)
 }
 
 fn destination_of(route: &RouteMessage) -> Option<Address> {

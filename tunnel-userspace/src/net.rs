@@ -8,7 +8,7 @@
 //! - `packets`: keeps the programs that translate packets attached to the uplinks
 //! - `filters`: lists the filters of others on uplinks
 //! - `blocking_netlink`: netlink sockets for callers that may block
-//! - `qdisc`: the qdisc at which filters for packets that arrive on a link are
+//! - `qdisc`: the qdiscs at which filters for packets that arrive on links are
 //! - `kernel_settings`: settings of the kernel that keep packets from their receivers
 //! - `link_header`: the link-layer headers of packets
 //! - `local_senders`: the senders of packets that count as local
@@ -61,7 +61,7 @@ pub use self::{
         AddressPair, PacketLinkSettings, PacketLinks, PacketPrograms, PacketsView, SenderRanges,
         TranslatedLink,
     },
-    qdisc::ingress_qdisc,
+    qdisc::ingress_qdiscs,
     route_lookup::{Origin, Way, index_of_link, way_to},
     route_sync::{record_path, remove as remove_routes},
     sock_diag::{DiagError, ListedSocket, SockDiag, SocketFilter, is_connected},

@@ -12,7 +12,7 @@ use std::{
 };
 
 use aya::programs::{
-    SchedClassifier, TcAttachType, TcError,
+    ProgramError, SchedClassifier, TcAttachType, TcError,
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact},
 };
 use nix::net::if_::if_indextoname;
@@ -25,7 +25,7 @@ use super::{
     programs::{FrameRun, Programs, to_io_error},
     sys::{self, LinkTarget},
 };
-use crate::net::{FILTER_HANDLE, ingress_qdisc};
+use crate::net::{FILTER_HANDLE, ingress_qdiscs};
 
 /// The filters' handle.
 const HANDLE: TcHandle = TcHandle::new(0, FILTER_HANDLE);
@@ -153,6 +153,7 @@ impl DevicePrograms {
         self.broken
             .retain(|(device, _)| devices.contains_key(device));
         self.complete.clear();
+        let mut qdiscs = IngressQdiscs::default();
         let mut first = Ok(());
         for (device, name) in devices {
             for row in self.rows {
@@ -160,7 +161,7 @@ impl DevicePrograms {
                     continue;
                 }
                 // Continues with the other devices after a failure. The next program on this one may need the one that failed.
-                if let Err(error) = self.attach_to(row, *device, name) {
+                if let Err(error) = self.attach_to(row, *device, name, &mut qdiscs) {
                     first = first.and(Err(error));
                     break;
                 }
@@ -190,13 +191,15 @@ impl DevicePrograms {
         row: &'static Program,
         device: u32,
         name: &str,
+        qdiscs: &mut IngressQdiscs,
     ) -> Result<(), DeviceError> {
         let pin = self.links.join(attach::pin_name(row, device));
         let attached = if self.features.tcx {
             self.attach_link(row, device, name, pin)
         } else {
             self.broken.insert((device, row.name));
-            self.attach_filter(row, device, name, &pin).map(|()| {
+            let attached = self.attach_filter(row, (device, name), &pin, qdiscs);
+            attached.map(|()| {
                 self.broken.remove(&(device, row.name));
                 self.record_attached(row, device, name, None);
             })
@@ -260,12 +263,18 @@ impl DevicePrograms {
         }
     }
 
-    fn attach_filter(&self, row: &Program, device: u32, name: &str, pin: &Path) -> io::Result<()> {
+    fn attach_filter(
+        &self,
+        row: &Program,
+        (device, name): (u32, &str),
+        pin: &Path,
+        qdiscs: &mut IngressQdiscs,
+    ) -> io::Result<()> {
         let position = FilterPosition::of(row);
         match qdisc_add_clsact(name) {
             Ok(()) => {}
             Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {
-                check_qdisc(position.hook, device)?;
+                qdiscs.check(position.hook, device)?;
             }
             Err(error) => return Err(io::Error::other(error)),
         }
@@ -303,18 +312,20 @@ impl DevicePrograms {
         &mut self,
         devices: &BTreeMap<u32, String>,
     ) -> Result<(), DeviceError> {
+        let mut all = Ok(());
         for Pin { row, device, path } in self.pins() {
             if devices.contains_key(&device) {
                 continue;
             }
             self.attached.remove(&(device, row.name));
             let removed = remove_filter(row, &path, device).and_then(|()| fs::remove_file(&path));
-            removed.map_err(failed(format!(
+            let removed = removed.map_err(failed(format!(
                 "detach program {} from the device with index {device}",
                 row.name
-            )))?;
+            )));
+            all = all.and(removed);
         }
-        Ok(())
+        all
     }
 
     /// Describes the programs of others on devices, as far as they are attached through tcx. They run beside these programs.
@@ -352,17 +363,28 @@ impl DevicePrograms {
     }
 }
 
-/// Returns an error if a device's existing qdisc can't have a filter at a hook. The kernel adds filters for egress to the qdisc
-/// `ingress`, too, but they run for packets that arrive (`ingress_tcf_block` in the kernel's net/sched/sch_ingress.c).
-fn check_qdisc(hook: TcAttachType, device: u32) -> io::Result<()> {
-    if hook != TcAttachType::Egress {
-        return Ok(());
-    }
-    match ingress_qdisc(device)? {
-        Some(kind) if kind != "clsact" => Err(io::Error::other(format!(
-            "it has the qdisc {kind}, at which no filters for packets that leave run; replace it by clsact"
-        ))),
-        Some(_) | None => Ok(()),
+/// The kinds of the devices' qdiscs for packets that arrive, by the indices of the devices. They are read when they are first
+/// needed, since the kernel lists only those of all devices.
+#[derive(Default)]
+struct IngressQdiscs(Option<BTreeMap<u32, String>>);
+
+impl IngressQdiscs {
+    /// Returns an error if a device's existing qdisc can't have a filter at a hook. The kernel adds filters for egress to the
+    /// qdisc `ingress`, too, but they run for packets that arrive (`ingress_tcf_block` in the kernel's net/sched/sch_ingress.c).
+    fn check(&mut self, hook: TcAttachType, device: u32) -> io::Result<()> {
+        if hook != TcAttachType::Egress {
+            return Ok(());
+        }
+        let kinds = match self.0.take() {
+            Some(kinds) => kinds,
+            None => ingress_qdiscs()?,
+        };
+        match self.0.insert(kinds).get(&device) {
+            Some(kind) if kind != "clsact" => Err(io::Error::other(format!(
+                "it has the qdisc {kind}, at which no filters for packets that leave run; replace it by clsact"
+            ))),
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
@@ -423,9 +445,39 @@ pub(super) fn remove_filter(row: &Program, pin: &Path, device: u32) -> io::Resul
         return Ok(());
     }
     let existing = FilterPosition::of(row).link(&name.to_string_lossy())?;
-    // The filter may already have been removed.
-    if let Err(error) = aya::programs::links::Link::detach(existing) {
-        tracing::debug!(%error, device, "no filter to detach");
+    match aya::programs::links::Link::detach(existing) {
+        // The filter, its qdisc or the device may already have been removed.
+        Err(ProgramError::NetlinkError(error))
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOENT | libc::EINVAL | libc::ENODEV)
+            ) =>
+        {
+            Ok(())
+        }
+        detached => detached.map_err(to_io_error),
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_for_packets_that_leave_needs_a_qdisc_that_runs_it() {
+        let kinds = [(2, "ingress"), (3, "clsact")];
+        let kinds = kinds.map(|(device, kind)| (device, kind.to_owned()));
+        let mut qdiscs = IngressQdiscs(Some(BTreeMap::from(kinds)));
+        for device in 2..=4 {
+            let arriving = qdiscs.check(TcAttachType::Ingress, device);
+            arriving.expect("every qdisc runs filters for packets that arrive");
+            let leaving = qdiscs.check(TcAttachType::Egress, device);
+            assert_eq!(leaving.is_ok(), device != 2, "{leaving:?}");
+        }
+        // No list is read for packets that arrive.
+        let mut unread = IngressQdiscs::default();
+        let arriving = unread.check(TcAttachType::Ingress, 2);
+        arriving.expect("every qdisc runs filters for packets that arrive");
+        assert!(unread.0.is_none());
+    }
 }

@@ -1,6 +1,6 @@
-//! Reads the kind of the qdisc at which the filters for packets that arrive on a link are.
+//! Reads the kinds of the qdiscs at which the filters for packets that arrive on links are.
 
-use std::{io, os::fd::AsRawFd as _};
+use std::{collections::BTreeMap, io, os::fd::AsRawFd as _};
 
 use nix::{
     errno::Errno,
@@ -29,23 +29,24 @@ const HEADER_LENGTH: usize = 20;
 /// The attribute that contains the kind of a qdisc (`TCA_KIND`).
 const KIND: u16 = 1;
 
-/// Returns the kind of a link's qdisc for packets that arrive, `ingress` or `clsact`, if the link has one.
+/// Returns the kinds of the links' qdiscs for packets that arrive, `ingress` or `clsact`, by the indices of the links that have
+/// one.
 ///
 /// # Errors
 ///
 /// Returns an error if the kernel can't list the qdiscs.
-pub fn ingress_qdisc(link: u32) -> io::Result<Option<String>> {
+pub fn ingress_qdiscs() -> io::Result<BTreeMap<u32, String>> {
     let socket = blocking_netlink::open(SockProtocol::NetlinkRoute)?;
     send(socket.as_raw_fd(), &request(), MsgFlags::empty())?;
+    let mut kinds = BTreeMap::new();
     let mut buffer = vec![0; BUFFER_SIZE];
     loop {
         let length = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
             Err(Errno::EINTR) => continue,
             length => length?,
         };
-        match kind_in(buffer.get(..length).unwrap_or_default(), link) {
-            Reply::Kind(kind) => return Ok(Some(kind)),
-            Reply::End => return Ok(None),
+        match read_kinds(buffer.get(..length).unwrap_or_default(), &mut kinds) {
+            Reply::End => return Ok(kinds),
             Reply::Continued if length > 0 => {}
             Reply::Continued | Reply::Malformed => {
                 return Err(io::Error::other("the list of qdiscs can't be parsed"));
@@ -67,11 +68,9 @@ fn request() -> Vec<u8> {
 /// The content of a read buffer.
 #[derive(Debug, Eq, PartialEq)]
 enum Reply {
-    /// The kind of the link's qdisc.
-    Kind(String),
     /// The end of the list.
     End,
-    /// A part of the list without the link's qdisc.
+    /// A part of the list before the end.
     Continued,
     /// The request failed.
     Failed(Errno),
@@ -79,8 +78,8 @@ enum Reply {
     Malformed,
 }
 
-/// Searches the messages in a read buffer. Parses no other attributes of qdiscs, which differ between kernels.
-fn kind_in(mut rest: &[u8], link: u32) -> Reply {
+/// Adds the kinds in a read buffer. Parses no other attributes of qdiscs, which differ between kernels.
+fn read_kinds(mut rest: &[u8], kinds: &mut BTreeMap<u32, String>) -> Reply {
     // This terminates, since a message is at least as long as its header.
     while !rest.is_empty() {
         let Ok(message) = NetlinkBuffer::new_checked(rest) else {
@@ -93,11 +92,7 @@ fn kind_in(mut rest: &[u8], link: u32) -> Reply {
                 let code = code.map_or(0, |code| i32::from_ne_bytes(*code));
                 return Reply::Failed(Errno::from_raw(code.wrapping_neg()));
             }
-            _ => {
-                if let Some(kind) = kind_of(message.payload(), link) {
-                    return Reply::Kind(kind);
-                }
-            }
+            _ => kinds.extend(kind_of(message.payload())),
         }
         // Messages are aligned to four bytes.
         let length = usize::try_from(message.length()).unwrap_or(usize::MAX);
@@ -107,16 +102,18 @@ fn kind_in(mut rest: &[u8], link: u32) -> Reply {
     Reply::Continued
 }
 
-/// Returns the kind of a qdisc if it is that of the link for packets that arrive.
-fn kind_of(message: &[u8], link: u32) -> Option<String> {
+/// Returns the index of a qdisc's link and the kind of the qdisc, if it is for packets that arrive.
+fn kind_of(message: &[u8]) -> Option<(u32, String)> {
     let header = TcHeader::parse(message).ok()?;
-    if u32::try_from(header.index) != Ok(link) || header.parent != PARENT {
+    if header.parent != PARENT {
         return None;
     }
+    let link = u32::try_from(header.index).ok()?;
     let attributes = NlasIterator::new(message.get(HEADER_LENGTH..)?);
     let mut attributes = attributes.filter_map(Result::ok);
     let kind = attributes.find(|attribute| attribute.kind() == KIND)?;
-    parse_string(kind.value()).ok()
+    let kind = parse_string(kind.value()).ok()?;
+    Some((link, kind))
 }
 
 #[cfg(test)]
@@ -142,24 +139,33 @@ mod tests {
         bytes
     }
 
+    /// Reads a buffer. Returns the reply, and the links with the kinds of their qdiscs.
+    fn read(buffer: &[u8]) -> (Reply, Vec<(u32, String)>) {
+        let mut kinds = BTreeMap::new();
+        let reply = read_kinds(buffer, &mut kinds);
+        (reply, kinds.into_iter().collect())
+    }
+
     #[test]
-    fn the_qdisc_of_a_link_for_arriving_packets_is_found_among_others() {
+    fn the_qdiscs_for_arriving_packets_are_found_among_others() {
         let root = TcHandle::ROOT;
-        let others = [
+        let parts = [
             part(7, root, "fq_codel"),
             part(8, PARENT, "clsact"),
             part(7, root, "noqueue"),
         ];
-        let others = others.concat();
-        assert_eq!(kind_in(&others, 7), Reply::Continued);
+        let parts = parts.concat();
+        let clsact = (8, "clsact".to_owned());
+        assert_eq!(read(&parts), (Reply::Continued, vec![clsact.clone()]));
         for kind in ["ingress", "clsact"] {
-            let all = [&*others, &part(7, PARENT, kind), &end(NLMSG_DONE, 0)].concat();
-            assert_eq!(kind_in(&all, 7), Reply::Kind(kind.to_owned()));
+            let all = [&*parts, &part(7, PARENT, kind), &end(NLMSG_DONE, 0)].concat();
+            let kinds = vec![(7, kind.to_owned()), clsact.clone()];
+            assert_eq!(read(&all), (Reply::End, kinds));
         }
-        let ended = [&*others, &end(NLMSG_DONE, 0)].concat();
-        assert_eq!(kind_in(&ended, 7), Reply::End);
+        let ended = [&*parts, &end(NLMSG_DONE, 0)].concat();
+        assert_eq!(read(&ended), (Reply::End, vec![clsact]));
         let denied = end(NLMSG_ERROR, -libc::EPERM);
-        assert_eq!(kind_in(&denied, 7), Reply::Failed(Errno::EPERM));
-        assert_eq!(kind_in(&others[..30], 7), Reply::Malformed);
+        assert_eq!(read(&denied), (Reply::Failed(Errno::EPERM), vec![]));
+        assert_eq!(read(&parts[..30]), (Reply::Malformed, vec![]));
     }
 }

@@ -15,7 +15,7 @@ use crate::reconcile::{PortNames, ReadError};
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowView {
-    /// The service port, or its id if the service port is not programmed any more.
+    /// The service port, its id if the service port is not programmed any more, or `tunnel` for the tunnel's ingress.
     pub service: String,
     /// The transport protocol.
     pub protocol: String,
@@ -75,7 +75,11 @@ fn view<M: FlowMap>(
     let masquerade = forwarded.map(|forwarded| forwarded.masquerade);
     let masquerade = masquerade.filter(|endpoint| !endpoint.is(&Endpoint::NONE));
     Ok(FlowView {
-        service: names.name(flow.service),
+        service: if flow.service == Flow::NO_SERVICE {
+            "tunnel".to_owned()
+        } else {
+            names.name(flow.service)
+        },
         protocol: flow.protocol.to_string(),
         client: text(flow.client),
         frontend: text(flow.frontend),

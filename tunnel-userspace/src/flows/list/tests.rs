@@ -47,3 +47,14 @@ fn each_flow_is_listed_once_and_filters_select_by_client_and_service() {
     let unknown = listed(&map, FlowFilter::default(), PortNames::default());
     assert_eq!(unknown[0].service, "7 (not programmed)");
 }
+
+#[test]
+fn a_connection_that_is_sent_to_the_tunnel_has_no_service() {
+    let map = Arc::new(MemoryFlows::default());
+    let answered = Seen::from_backend(TcpFlags::from_byte(0x10));
+    let mut flow = dialled("203.0.113.9:1", Protocol::TCP, 900, answered);
+    flow.service = Flow::NO_SERVICE;
+    map.insert_all(flow, 990, answered);
+    let all = listed(&map, FlowFilter::default(), PortNames::default());
+    assert_eq!(all[0].service, "tunnel");
+}

@@ -39,6 +39,7 @@ impl Readiness {
         }
         reasons.extend(views.attachment.borrow().problems.iter().cloned());
         reasons.extend(stats.probe_problem.clone());
+        reasons.extend(views.packets.borrow().unavailable());
         if healthz::is_hung(views) {
             let limit = healthz::MAX_BUSY_TIME.as_secs();
             reasons.push(format!(

@@ -188,8 +188,10 @@ impl DataPath {
             migration.fill(&directory, now)?;
         }
         let moving_flows = match migration {
-            Some(migration) => migration.move_flows(&directory),
-            None => MovingFlows::resume(pins, &directory)?,
+            Some(migration) if has_packets => migration.move_flows(&directory),
+            None if has_packets => MovingFlows::resume(pins, &directory)?,
+            // Without programs for packets, nothing needs the flows.
+            Some(_) | None => None,
         };
         let open_connections =
             OpenConnections::open(&directory, &pins.replaced(&directory, table::CONNS.name)?)?;

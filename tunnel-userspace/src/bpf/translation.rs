@@ -117,11 +117,16 @@ impl WithoutEthernet {
         if uplinks.is_empty() && self.programs.is_none() {
             return Ok(());
         }
+        self.loaded()?.attach(uplinks, reattach)
+    }
+
+    /// Returns the programs, which are loaded if they have not been yet.
+    fn loaded(&mut self) -> Result<&mut DevicePrograms, DeviceError> {
         let programs = match self.programs.take() {
             Some(programs) => programs,
             None => self.load()?,
         };
-        self.programs.insert(programs).attach(uplinks, reattach)
+        Ok(self.programs.insert(programs))
     }
 
     fn load(&self) -> Result<DevicePrograms, DeviceError> {
@@ -151,6 +156,10 @@ impl PacketPrograms for Translation {
         let attached = self.programs.attach(with_ethernet, reattach);
         let others = self.without_ethernet.attach(without_ethernet, reattach);
         attached.and(others)
+    }
+
+    fn load_without_ethernet(&mut self) -> Result<(), DeviceError> {
+        self.without_ethernet.loaded().map(drop)
     }
 
     fn attached_links(&self) -> BTreeSet<u32> {

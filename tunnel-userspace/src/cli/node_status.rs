@@ -100,6 +100,7 @@ fn programs(rows: &mut Rows, programs: &AttachmentView) {
 fn packets(rows: &mut Rows, packets: &PacketsView, flows: &FlowsView) {
     if !packets.enabled {
         rows.add(Row::Packets, "not translated (service.packets.enabled)");
+        rows.add_each(Row::Error, &packets.problem);
         return;
     }
     let uplinks = counted_names(&packets.uplinks);

@@ -1,25 +1,27 @@
 //! Keeps the programs that translate packets attached to the uplinks, and to the links of pods if the config says so, as the
 //! node's network changes.
 
+mod view;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::sleep_until};
 use tracing::{info, warn};
 use tunnel_common::{
     packet_link::PacketLink, service::SourceRange, steering::Prefix, table::MAX_PACKET_LINKS,
 };
 
+pub use self::view::PacketsView;
 use super::{
     CheckSchedule, NetworkState, filters, kernel_settings,
     link_header::LinkHeader,
     local_senders::{LocalOnLink, LocalSenders, ranges_of},
     netlink::RouteSocket,
-    uplinks::matches_link,
+    uplinks::{ClassifiedLinks, matches_link},
 };
 use crate::{drain, error_chain::chain, model::FlowNeeds};
 
@@ -69,30 +71,6 @@ pub struct SenderRanges {
     pub forwarded: Vec<SourceRange>,
 }
 
-/// The links whose packets are translated, as shown in the status.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct PacketsView {
-    /// True if packets are translated (`service.packets.enabled`).
-    pub enabled: bool,
-    /// The names of the uplinks.
-    pub uplinks: Vec<String>,
-    /// The names of the uplinks from which packets are sent on past the network stack.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub redirecting: Vec<String>,
-    /// The names of the links that lead to pods, with `service.packets.links: all`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub pod_links: Vec<String>,
-    /// Descriptions of the programs of others on these links.
-    pub others: Vec<String>,
-    /// The links whose packets are not translated, a missing uplink, and the settings of the kernel that keep packets from
-    /// backends.
-    pub warnings: Vec<String>,
-    /// The current problem, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub problem: Option<String>,
-}
-
 /// The description of this host itself for the programs. Its own packets begin flows.
 const HOST: TranslatedLink = TranslatedLink {
     addresses: AddressPair { v4: None, v6: None },
@@ -102,6 +80,9 @@ const HOST: TranslatedLink = TranslatedLink {
     redirects: false,
     has_no_ethernet: false,
 };
+
+/// The warning if packets are translated on no uplink.
+const NO_UPLINKS: &str = "this node has no uplink on which packets can be translated, so clients outside the node reach no Service";
 
 /// Removes the links for which the map of links has no room, and returns a description of the problem if there are any.
 fn leave_out(uplinks: usize, pod_links: &mut BTreeMap<u32, String>) -> Option<String> {
@@ -152,6 +133,13 @@ pub trait PacketPrograms: Send {
         without_ethernet: &BTreeMap<u32, String>,
         reattach: bool,
     ) -> Result<(), Self::Error>;
+
+    /// Loads the programs for links whose packets have no Ethernet header, which [`Self::attach`] would load.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the kernel rejects a program.
+    fn load_without_ethernet(&mut self) -> Result<(), Self::Error>;
 
     /// Returns the indices of the links to which this or an earlier process has attached a program.
     fn attached_links(&self) -> BTreeSet<u32>;
@@ -320,6 +308,19 @@ impl<K: PacketPrograms> PacketLinks<K> {
         self.programs.forget_other_links(&known.collect())
     }
 
+    /// Loads what the first check would load.
+    pub fn prepare(&mut self) {
+        let network = self.network.borrow().clone();
+        let ClassifiedLinks {
+            uplinks, pod_links, ..
+        } = &*network.links;
+        let mut links = uplinks.keys().chain(pod_links.keys());
+        if links.any(|index| network.snapshot.link_header(*index) == LinkHeader::Absent) {
+            // The check reports the error, since it loads the programs again.
+            drop(self.programs.load_without_ethernet());
+        }
+    }
+
     /// Attaches the programs to new links, and detaches them from those that need none any more. If `reattach` is true,
     /// also repairs those that are attached. Returns false if there is a problem, which is logged.
     pub fn check(&mut self, reattach: bool) -> bool {
@@ -379,6 +380,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
             others: [self.programs.others(&links), self.filters.clone()].concat(),
             warnings: warnings
                 .chain(network.links.missing_uplink())
+                .chain(uplinks.is_empty().then(|| NO_UPLINKS.to_owned()))
                 .chain(self.kernel_warnings(&network, &uplinks, &links))
                 .chain(self.redirect_warning(&redirecting))
                 .collect(),

@@ -45,6 +45,8 @@ pub(super) fn start_translation(
     if config.service.packets.enabled {
         let settings = packet_link_settings(config);
         let mut packets = PacketLinks::new(translation, links, settings, view);
+        // No flow begins while the flows are moved, so little may remain to be done then.
+        packets.prepare();
         move_flows(kernel, || {
             packets.check(false);
         });
@@ -53,6 +55,7 @@ pub(super) fn start_translation(
         return;
     }
     if let Err(error) = translation.remove_unused(&BTreeMap::new()) {
+        view.send_modify(|view| view.problem = Some(chain(&error)));
         let error = &error as &dyn std::error::Error;
         warn!(error, "cannot detach the programs of an earlier process");
     }

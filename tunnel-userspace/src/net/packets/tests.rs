@@ -51,6 +51,10 @@ impl PacketPrograms for FakePrograms {
         all
     }
 
+    fn load_without_ethernet(&mut self) -> Result<(), Broken> {
+        Ok(())
+    }
+
     fn attached_links(&self) -> BTreeSet<u32> {
         self.0.lock().attached.clone()
     }

@@ -29,6 +29,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -216,9 +217,14 @@ fn expect_reached(
 
 /// Sends some data in each direction, more than fits into one packet.
 fn exchange_stream(one: &TcpStream, other: &TcpStream) -> Result<()> {
+    exchange_within(one, other, RESPONSE_TIMEOUT)
+}
+
+/// Sends some data in each direction as [`exchange_stream`] does, and waits for it so long.
+fn exchange_within(one: &TcpStream, other: &TcpStream, limit: Duration) -> Result<()> {
     use std::io::{Read as _, Write as _};
-    other.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
-    one.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    other.set_read_timeout(Some(limit))?;
+    one.set_read_timeout(Some(limit))?;
     let data = vec![7; 20_000];
     for (mut from, mut to) in [(one, other), (other, one), (one, other)] {
         let mut received = vec![0; data.len()];
@@ -227,6 +233,12 @@ fn exchange_stream(one: &TcpStream, other: &TcpStream) -> Result<()> {
         ensure!(received == data, "other data");
     }
     Ok(())
+}
+
+/// Returns the name of the host's link to the pod with these addresses.
+fn link_to(pod: Vip) -> String {
+    let [.., number] = pod.v4.octets();
+    format!("pod{number}")
 }
 
 /// Returns the number of attached programs that translate packets.

@@ -6,6 +6,7 @@ use tunnel_common::{
     flow::Endpoint,
     reason::Reason,
 };
+use tunnel_tests::checksum::sum_of;
 
 use crate::{
     segment::{ETHERNET, ends, expect_correct, frame, segment, transport},
@@ -36,7 +37,7 @@ fn fragments(from: Endpoint, to: Endpoint, id: u16, parts: usize) -> Result<Vec<
             header[4..6].copy_from_slice(&id.to_be_bytes());
             header[6..8].copy_from_slice(&(u16::from(more) << 13 | offset).to_be_bytes());
             header[10..12].fill(0);
-            let sum = !crate::segment::sum_of(&[header]);
+            let sum = !sum_of(&[header]);
             header[10..12].copy_from_slice(&sum.to_be_bytes());
             frames.push(frame);
         } else {
@@ -55,7 +56,7 @@ fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>> {
     for fragment in fragments {
         let bytes = &fragment[ETHERNET..];
         let (offset, data) = if bytes[0] >> 4 == 4 {
-            ensure!(crate::segment::sum_of(&[&bytes[..20]]) == 0xffff, "the sum");
+            ensure!(sum_of(&[&bytes[..20]]) == 0xffff, "the sum");
             let field = u16::from_be_bytes([bytes[6], bytes[7]]);
             (field & 0x1fff, &bytes[20..])
         } else {

@@ -8,6 +8,7 @@ use tunnel_common::{
     flow::Endpoint,
     packet::{self, Family, Packet},
 };
+use tunnel_tests::checksum::sum_of;
 
 /// The length of an Ethernet header.
 pub(crate) const ETHERNET: usize = 14;
@@ -17,21 +18,6 @@ pub(crate) const ACK: u8 = 0x10;
 
 const ICMP: u8 = 1;
 const ICMP_V6: u8 = 58;
-
-/// Returns the ones' complement sum of bytes (RFC 1071). Bytes with a correct checksum have the sum 0xffff.
-pub(crate) fn sum_of(parts: &[&[u8]]) -> u16 {
-    let mut sum = 0_u64;
-    for part in parts {
-        for pair in part.chunks(2) {
-            let [high, low] = [pair[0], pair.get(1).copied().unwrap_or(0)];
-            sum += u64::from(u16::from_be_bytes([high, low]));
-        }
-    }
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(sum).unwrap_or(0)
-}
 
 fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {

@@ -9,6 +9,7 @@ pub mod address;
 pub mod admin;
 pub mod certificate_request;
 pub mod cgroup;
+pub mod checksum;
 pub mod clock;
 pub mod culvert_instance;
 pub mod daemon;

@@ -19,7 +19,8 @@ use nix::{
 use tunnel_tests::{sandbox::Sandbox, wait};
 
 use super::{
-    ADDRESSES, Backend, REMOTE, exchange_stream, pod_elsewhere, remote, route_to_node, service,
+    ADDRESSES, Backend, REMOTE, exchange_stream, pod_elsewhere, redirect::expect_delivery, remote,
+    route_to_node, service,
 };
 use crate::{
     fixture::Scene,
@@ -107,9 +108,8 @@ impl Path {
         } else if self.place == Place::OtherNode {
             (outside, "remote".to_owned(), REMOTE)
         } else {
-            let [.., number] = self.backend_at.v4.octets();
             let host = self.scene.node.host();
-            (host, format!("pod{number}"), self.backend_at)
+            (host, super::link_to(self.backend_at), self.backend_at)
         };
         let to = |ip: String| format!("{ip} dev {link} mtu {NARROW}");
         run(
@@ -152,28 +152,30 @@ pub(super) fn send_until_received(
     bail!("no datagram from {from:?} to {to}")
 }
 
-/// Exchanges large packets over both protocols, in both families.
+/// Exchanges large packets over both protocols, in both families, through the node port and the load balancer's address.
 fn expect_large_packets(path: &Path) -> Result<()> {
-    let [_, (_, node, [_, dns]), (_, balancer, [http, _]), _] = ADDRESSES;
-    for (index, dialer) in [Dialer::V4, Dialer::V6].into_iter().enumerate() {
-        let udp = || {
-            let socket = dialer.udp_socket(&path.client)?;
-            let to = dialer.address(node, dns);
-            let backend = &path.backend()?.udp[index];
-            // The first datagram is lost, and its sender learns what size the path allows.
-            let (seen, _) =
-                send_until_received(&socket, to, backend, LARGE).context("the request")?;
-            let (sender, _) =
-                send_until_received(backend, seen, &socket, LARGE).context("the reply")?;
-            ensure_eq("the sender of the reply", sender, to)
-        };
-        udp().with_context(|| format!("UDP, {dialer:?}"))?;
-        let tcp = || {
-            let stream = dialer.connect(&path.client, balancer, http)?;
-            let (accepted, _) = path.backend()?.tcp[index].accept()?;
-            exchange_stream(&stream, &accepted)
-        };
-        tcp().with_context(|| format!("TCP, {dialer:?}"))?;
+    let [_, node_port, balancer, _] = ADDRESSES;
+    for (what, vip, [http, dns]) in [node_port, balancer] {
+        for (index, dialer) in [Dialer::V4, Dialer::V6].into_iter().enumerate() {
+            let udp = || {
+                let socket = dialer.udp_socket(&path.client)?;
+                let to = dialer.address(vip, dns);
+                let backend = &path.backend()?.udp[index];
+                // The first datagram is lost, and its sender learns what size the path allows.
+                let (seen, _) =
+                    send_until_received(&socket, to, backend, LARGE).context("the request")?;
+                let (sender, _) =
+                    send_until_received(backend, seen, &socket, LARGE).context("the reply")?;
+                ensure_eq("the sender of the reply", sender, to)
+            };
+            udp().with_context(|| format!("UDP, {what}, {dialer:?}"))?;
+            let tcp = || {
+                let stream = dialer.connect(&path.client, vip, http)?;
+                let (accepted, _) = path.backend()?.tcp[index].accept()?;
+                exchange_stream(&stream, &accepted)
+            };
+            tcp().with_context(|| format!("TCP, {what}, {dialer:?}"))?;
+        }
     }
     Ok(())
 }
@@ -188,6 +190,12 @@ fn both_ends_find_the_size_that_a_narrow_link_allows() -> Result<()> {
                 .with_context(|| format!("{case:?}, towards the client: {towards_client}"))?;
             let translated = path.scene.node.reason_count("icmp_error_translated")?;
             ensure!(translated > 0, "no error about {case:?}");
+            // Packets to a pod of this node take the stack in any case.
+            if case.0 == Place::OtherNode {
+                for index in [0, 1] {
+                    expect_delivery((&path.scene, &path.client), path.backend()?, index, case.1)?;
+                }
+            }
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use socket2::{Domain, Protocol, Socket, Type};
-use tunnel_tests::{sandbox::Sandbox, wait};
+use tunnel_tests::{checksum::sum_of, sandbox::Sandbox, wait};
 
 use super::{connect_to_node_port, exchange_stream, start_with_remote_backend};
 use crate::{
@@ -49,7 +49,7 @@ impl Segment {
         segment.extend(self.acknowledged.to_be_bytes());
         segment.extend([0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
         let pseudo = [&from[..], &to, &[0, 6, 0, 20]].concat();
-        let sum = !sum_of(&[pseudo, segment.clone()].concat()) ^ u16::from(self.is_damaged);
+        let sum = !sum_of(&[&pseudo, &segment]) ^ u16::from(self.is_damaged);
         let [high, low] = sum.to_be_bytes();
         segment[16..18].copy_from_slice(&[high, low]);
         // The kernel fills in the length, the identification and the checksum.
@@ -59,18 +59,6 @@ impl Segment {
         packet.extend(segment);
         drop(raw.send_to(&packet, &SocketAddrV4::new(*self.to.ip(), 0).into()));
     }
-}
-
-/// Returns the ones' complement sum of 16-bit words (RFC 1071).
-fn sum_of(bytes: &[u8]) -> u16 {
-    let mut sum: u32 = bytes
-        .chunks_exact(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
-        .sum();
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(sum).unwrap_or(0)
 }
 
 /// Returns the address of a socket.

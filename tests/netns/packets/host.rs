@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{sandbox::Sandbox, wait};
 
 use super::{
-    ADDRESSES, Backend, CLIENT, ENABLED, REMOTE, exchange_stream, expect_reached,
+    ADDRESSES, Backend, CLIENT, ENABLED, REMOTE, exchange_stream, expect_reached, link_to,
     refusals::expect_refused, remote, service,
 };
 use crate::{
@@ -105,8 +105,8 @@ fn the_status_warns_about_links_that_drop_replies() -> Result<()> {
     scene.node.start()?;
     scene.program(service("Cluster").backends(ips))?;
     let process = outside_the_cgroup(&scene, CLIENT)?;
-    let [.., number] = Vip::of_pod(&pod).v4.octets();
-    let setting = format!("net.ipv4.conf.pod{number}.rp_filter");
+    let link = link_to(Vip::of_pod(&pod));
+    let setting = format!("net.ipv4.conf.{link}.rp_filter");
     let set = |value| scene.node.host().sysctl(&setting, value);
     let (what, vip, [http, dns]) = ADDRESSES[0];
 

@@ -2,12 +2,17 @@
 //! `service.packets.links: all`.
 
 use std::{
-    fs,
+    fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use tunnel_tests::{node_network::NodeNetwork, pod::Pod, sandbox::Sandbox};
+use tunnel_tests::{
+    node_network::NodeNetwork,
+    pod::Pod,
+    sandbox::{Sandbox, connect_within},
+};
 
 use super::{
     ADDRESSES, Backend, CLIENT, REMOTE, attached, connect_to_node_port, exchange_stream,
@@ -128,6 +133,96 @@ fn senders_behind_the_named_bridge_are_local() -> Result<()> {
         let seen = if is_local { client_ips } else { HOST.ips() };
         expect_reached(&client, &backend, (vip, ports), seen)
             .with_context(|| format!("{what}, detectLocal with {bridge}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "independent of the kernel: the daemon compares names of links"]
+fn senders_on_links_with_the_named_prefix_are_local() -> Result<()> {
+    for (prefix, is_local) in [("pod", true), ("lxc", false)] {
+        let scene = configured(&format!(
+            "packets: {{ links: all }}\n  detectLocal: InterfaceNamePrefix\n  interfaceNamePrefix: {prefix}"
+        ))?;
+        let sender = scene.node.pod("sender")?;
+        let client = unhooked(scene.node.network(), &sender)?;
+        let remote = remote(&scene)?;
+        let backend = Backend::at(&remote, REMOTE.ips())?;
+        scene.node.start()?;
+        scene.program(service("Cluster").backends(REMOTE.ips()))?;
+        let (what, vip, ports) = ADDRESSES[0];
+        let seen = if is_local {
+            [sender.v4(), sender.v6()]
+        } else {
+            HOST.ips()
+        };
+        expect_reached(&client, &backend, (vip, ports), seen)
+            .with_context(|| format!("{what}, detectLocal with {prefix}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "independent of the kernel: the programs at the sockets search the same ranges"]
+fn packets_of_pods_and_from_outside_must_be_in_the_source_ranges() -> Result<()> {
+    for admitted in ["the pod", "the client outside"] {
+        let scene = configured("packets: { links: all }")?;
+        route_to_node(&scene)?;
+        let sender = scene.node.pod("sender")?;
+        let pod = unhooked(scene.node.network(), &sender)?;
+        let remote = remote(&scene)?;
+        let backend = Backend::at(&remote, REMOTE.ips())?;
+        scene.node.start()?;
+        let Vip { v4, v6 } = if admitted == "the pod" {
+            Vip::of_pod(&sender)
+        } else {
+            CLIENT
+        };
+        let ranges = format!("loadBalancerSourceRanges: [\"{v4}/32\", \"{v6}/128\"]");
+        let restricted = service("Cluster").of_type("LoadBalancer").spec(&ranges);
+        scene.program(restricted.backends(REMOTE.ips()))?;
+        let [_, _, (_, balancer, ports), (_, external, _)] = ADDRESSES;
+        let clients = [
+            ("the pod", &pod),
+            ("the client outside", scene.node.outside()),
+        ];
+        for (name, client) in clients {
+            let check = || {
+                // The ranges are for the load balancer's address only.
+                expect_reached(client, &backend, (external, ports), HOST.ips())?;
+                if name == admitted {
+                    expect_reached(client, &backend, (balancer, ports), HOST.ips())
+                } else {
+                    expect_dropped(&scene, client, (balancer, ports))
+                }
+            };
+            check().with_context(|| format!("{name}, while {admitted} is admitted"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Asserts that a connection and a datagram get no answer, since the client is in no source range.
+fn expect_dropped(
+    scene: &Scene,
+    client: &Sandbox,
+    (vip, [http, dns]): (Vip, [u16; 2]),
+) -> Result<()> {
+    for dialer in [Dialer::V4, Dialer::V6] {
+        let count = || scene.node.reason_count("source_range_denied");
+        let before = count()?;
+        let within = Duration::from_millis(300);
+        let socket = dialer.tcp_socket(client)?;
+        let connected = connect_within(&socket, dialer.address(vip, http), within);
+        let kind = connected.err().context("a connection")?.kind();
+        ensure_eq("TCP", kind, io::ErrorKind::TimedOut)?;
+        let socket = dialer.udp_socket(client)?;
+        socket.set_read_timeout(Some(within))?;
+        socket.send_to(b"ask", dialer.address(vip, dns))?;
+        let answer = socket.recv_from(&mut [0; 16]);
+        let kind = answer.err().context("an answer")?.kind();
+        ensure_eq("UDP", kind, io::ErrorKind::WouldBlock)?;
+        ensure!(count()? >= before + 2, "not counted");
     }
     Ok(())
 }

@@ -167,8 +167,12 @@ struct Table {
 
 impl Table {
     fn new(links: &str) -> Result<Self> {
+        Self::with_packets(&format!("links: {links}"))
+    }
+
+    fn with_packets(settings: &str) -> Result<Self> {
         let scene = configured(&format!(
-            "detectLocal: NodeCIDR\n  packets: {{ links: {links} }}"
+            "detectLocal: NodeCIDR\n  packets: {{ {settings} }}"
         ))?;
         let node = culvert_instance::Instance::node();
         scene.node.apply(node.pod_cidrs(POD_RANGES))?;
@@ -245,7 +249,12 @@ impl Table {
     }
 
     /// Asks `culvert explain` about a case, and asserts that the answer is what the traffic meets.
-    fn expect_explained(&self, case: Case, dialer: Dialer, protocol: &str) -> Result<()> {
+    fn expect_explained(
+        &self,
+        case: Case,
+        expected: Outcome,
+        (dialer, protocol): (Dialer, &str),
+    ) -> Result<()> {
         let (_, ips) = self.client(case);
         let ip = ips[usize::from(dialer == Dialer::V6)];
         let addresses = Addresses::of(case.place, case.policy)?;
@@ -253,9 +262,15 @@ impl Table {
         let port = if protocol == "TCP" { http } else { dns };
         let to = dialer.address(addresses.vip(case.address), port);
         let (from, to) = (ip.to_string(), format!("{to}/{protocol}"));
-        let answer = super::explain::explain(&self.scene, &["--from", &from, "--to", &to])?;
+        let mut arguments = vec!["--from", &from, "--to", &to];
+        let link = super::link_to(Vip::of_pod(&self.pod_here.0));
+        if case.client == Client::PodHere {
+            // Without the link, the answer is about a socket that meets the hooks.
+            arguments.extend(["--by", &link]);
+        }
+        let answer = super::explain::explain(&self.scene, &arguments)?;
         let node = HOST.ips()[usize::from(dialer == Dialer::V6)];
-        let (outcome, seen) = match case.culvert {
+        let (outcome, seen) = match expected {
             Outcome::SeesClient => ("delivered", Some(ip)),
             Outcome::SeesNode => ("delivered", Some(node)),
             // The request arrives, but the reply doesn't pass this node.
@@ -298,12 +313,28 @@ fn with_all_links_backends_see_whom_they_see_with_kube_proxy() -> Result<()> {
 #[test]
 #[ignore = "independent of the kernel: `explain` shows that the programs run for an explanation"]
 fn explanations_agree_with_the_table() -> Result<()> {
+    let all = [(Dialer::V4, "TCP"), (Dialer::V6, "UDP")];
     let table = Table::new("uplinks")?;
     for case in cases() {
-        for (dialer, protocol) in [(Dialer::V4, "TCP"), (Dialer::V6, "UDP")] {
+        for asked in all {
             table
-                .expect_explained(case, dialer, protocol)
-                .with_context(|| format!("{dialer:?}, {protocol}, {case}"))?;
+                .expect_explained(case, case.culvert, asked)
+                .with_context(|| format!("{asked:?}, {case}"))?;
+        }
+    }
+    // The programs are the same, so each of these cases is asked about once.
+    for (delivery, places) in [
+        ("stack", &Place::ALL[..]),
+        ("redirect", &[Place::OtherNode]),
+    ] {
+        let table = Table::with_packets(&format!("links: all, delivery: {delivery}"))?;
+        let cases = cases().into_iter().chain(cases_of_pods_here());
+        let cases = cases.filter(|case| places.contains(&case.place));
+        let asked = [all[0], all[1], all[1], all[0]].into_iter().cycle();
+        for (case, asked) in cases.zip(asked) {
+            table
+                .expect_explained(case, case.kube_proxy, asked)
+                .with_context(|| format!("all links, {delivery}, {asked:?}, {case}"))?;
         }
     }
     Ok(())

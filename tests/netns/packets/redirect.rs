@@ -39,9 +39,9 @@ fn forwarded(sandbox: &Sandbox) -> Result<[u64; 2]> {
 }
 
 /// Exchanges datagrams with the backend through the node port, and returns how many the stack of the node has forwarded.
-fn exchange(scene: &Scene, backend: &Backend, index: usize) -> Result<u64> {
+fn exchange((scene, client): (&Scene, &Sandbox), backend: &Backend, index: usize) -> Result<u64> {
     let dialer = [Dialer::V4, Dialer::V6][index];
-    let client = dialer.udp_socket(scene.node.outside())?;
+    let client = dialer.udp_socket(client)?;
     let before = forwarded(scene.node.host())?;
     for _ in 0..DATAGRAMS {
         client.send_to(b"ask", dialer.address(HOST, NODE_DNS))?;
@@ -52,19 +52,35 @@ fn exchange(scene: &Scene, backend: &Backend, index: usize) -> Result<u64> {
     Ok(forwarded(scene.node.host())?[index] - before[index])
 }
 
+/// Exchanges datagrams with the backend through the node port, and asserts that they are delivered as configured.
+pub(super) fn expect_delivery(
+    client: (&Scene, &Sandbox),
+    backend: &Backend,
+    index: usize,
+    delivery: &str,
+) -> Result<()> {
+    let by_stack = if delivery == "stack" {
+        2 * DATAGRAMS
+    } else {
+        0
+    };
+    let count = exchange(client, backend, index)?;
+    // The first packets have to find their neighbours.
+    ensure!(
+        (by_stack..=by_stack + 8).contains(&count),
+        "{delivery}: the stack has forwarded {count} of {} datagrams",
+        2 * DATAGRAMS
+    );
+    Ok(())
+}
+
 #[test]
 fn packets_go_past_the_stack_in_both_directions() -> Result<()> {
-    for (delivery, by_stack) in [("stack", 2 * DATAGRAMS), ("redirect", 0)] {
+    for delivery in ["stack", "redirect"] {
         let scene = configured(&format!("packets: {{ delivery: {delivery} }}"))?;
         let (_remote, backend) = start_with_remote_backend(&scene)?;
         for index in [0, 1] {
-            let count = exchange(&scene, &backend, index)?;
-            // The first packets have to find their neighbours.
-            ensure!(
-                (by_stack..=by_stack + 8).contains(&count),
-                "{delivery}: the stack has forwarded {count} of {} datagrams",
-                2 * DATAGRAMS
-            );
+            expect_delivery((&scene, scene.node.outside()), &backend, index, delivery)?;
         }
         let unavailable = scene.node.reason_count("redirect_unavailable")?;
         ensure!(unavailable <= 16, "{unavailable} packets not redirected");
@@ -86,7 +102,7 @@ fn packets_to_and_from_pods_of_this_node_take_the_stack_which_sees_the_whole_con
     scene.node.start()?;
     let (_pod, backend) = program_local_backend(&scene)?;
     for index in [0, 1] {
-        let count = exchange(&scene, &backend, index)?;
+        let count = exchange((&scene, scene.node.outside()), &backend, index)?;
         ensure!(
             count >= 2 * DATAGRAMS,
             "the stack has forwarded {count} datagrams"
@@ -106,7 +122,7 @@ fn a_redirected_packet_has_passed_a_router() -> Result<()> {
         let scene = configured(&format!("packets: {{ delivery: {delivery} }}"))?;
         let (_remote, backend) = start_with_remote_backend(&scene)?;
         for (index, dialer) in [Dialer::V4, Dialer::V6].into_iter().enumerate() {
-            exchange(&scene, &backend, index)?;
+            exchange((&scene, scene.node.outside()), &backend, index)?;
             let client = dialer.udp_socket(scene.node.outside())?;
             client.connect(dialer.address(HOST, NODE_DNS))?;
             let options = socket2::SockRef::from(&client);

@@ -1,4 +1,4 @@
-//! Open flows from outside go on, and new ones begin, whatever happens to the daemon meanwhile.
+//! Open flows go on, and new ones begin, whatever happens to the daemon meanwhile.
 
 use std::{
     net::{SocketAddr, TcpStream, UdpSocket},
@@ -22,7 +22,7 @@ use crate::{
     background_load::expect_all_answered,
     fixture::Scene,
     migration::imitate_older_layout,
-    packets::{REMOTE, route_to_node},
+    packets::{REMOTE, pod_links::unhooked, route_to_node},
     service_addresses::{NODE_DNS, NODE_HTTP, configured},
     support::{Dialer, HOST, ensure_eq, query},
 };
@@ -117,7 +117,7 @@ fn open_flows_go_on_and_new_ones_begin_while_the_daemon_is_killed_replaced_and_u
     let (remote, _server) = remote_server(&scene, "backend")?;
     scene.node.start()?;
     scene.program(service("Cluster").backends(REMOTE.ips()))?;
-    expect_uninterrupted(&scene, &remote)
+    expect_uninterrupted(&scene, scene.node.outside(), &remote)
 }
 
 #[test]
@@ -129,7 +129,20 @@ fn flows_that_are_translated_on_links_of_pods_go_on_in_the_same_way() -> Result<
     let _server = serve_in(&scene, &pod, "backend")?;
     scene.node.start()?;
     scene.program(service("Cluster").backends(ips))?;
-    expect_uninterrupted(&scene, &pod)
+    expect_uninterrupted(&scene, scene.node.outside(), &pod)
+}
+
+#[test]
+#[ignore = "independent of the kernel: the first test makes the same changes"]
+fn flows_of_a_pod_whose_sockets_meet_no_hook_go_on_in_the_same_way() -> Result<()> {
+    let scene = configured("packets: { links: all }")?;
+    route_to_node(&scene)?;
+    let (remote, _server) = remote_server(&scene, "backend")?;
+    let pod = scene.node.pod("sender")?;
+    let client = unhooked(scene.node.network(), &pod)?;
+    scene.node.start()?;
+    scene.program(service("Cluster").backends(REMOTE.ips()))?;
+    expect_uninterrupted(&scene, &client, &remote)
 }
 
 #[test]
@@ -140,13 +153,13 @@ fn flows_that_are_redirected_go_on_in_the_same_way() -> Result<()> {
     let (remote, _server) = remote_server(&scene, "backend")?;
     scene.node.start()?;
     scene.program(service("Cluster").backends(REMOTE.ips()))?;
-    expect_uninterrupted(&scene, &remote)
+    expect_uninterrupted(&scene, scene.node.outside(), &remote)
 }
 
-/// Makes changes while flows from outside are open, and others begin.
-fn expect_uninterrupted(scene: &Scene, server: &Sandbox) -> Result<()> {
+/// Makes changes while flows of a client are open, and others begin.
+fn expect_uninterrupted(scene: &Scene, client: &Sandbox, server: &Sandbox) -> Result<()> {
     let node = &scene.node;
-    let client = node.outside();
+    let sandboxes = [("client", client), ("server", server)];
     let open = OpenFlows::open(client)?;
 
     let kill = || {
@@ -180,15 +193,15 @@ fn expect_uninterrupted(scene: &Scene, server: &Sandbox) -> Result<()> {
         for (what, change) in changes {
             change().context(what)?;
             open.wait_for_round()
-                .with_context(|| counts((scene, server), what))?;
+                .with_context(|| counts((scene, &sandboxes), what))?;
         }
         Ok(())
     })
-    .with_context(|| counts((scene, server), "in the end"))
+    .with_context(|| counts((scene, &sandboxes), "in the end"))
 }
 
 /// Returns what was changed, and why the programs have refused or dropped packets since then.
-fn counts((scene, server): (&Scene, &Sandbox), what: &str) -> String {
+fn counts((scene, others): (&Scene, &[(&str, &Sandbox)]), what: &str) -> String {
     let reasons = [
         "cluster_ip_unallocated",
         "cluster_port_unused",
@@ -208,12 +221,10 @@ fn counts((scene, server): (&Scene, &Sandbox), what: &str) -> String {
         let count = scene.node.reason_count(reason).unwrap_or_default();
         format!("{reason}: {count}")
     });
-    let drops_at = |sandbox: &Sandbox| network_drops::of_process(sandbox.pid());
-    let drops = [
-        ("host", drops_at(scene.node.host())),
-        ("client", drops_at(scene.node.outside())),
-        ("server", drops_at(server)),
-    ];
+    let sandboxes = [("host", scene.node.host())];
+    let sandboxes = sandboxes.iter().chain(others);
+    let drops = sandboxes.map(|(name, it)| (name, network_drops::of_process(it.pid())));
+    let drops: Vec<_> = drops.collect();
     let flows = scene.node.culvert(&["flows"]).map(|flows| flows.stdout);
     let flows = flows.unwrap_or_default();
     let is_unanswered = |line: &&str| line.contains("UDP") && line.contains("unanswered");

@@ -71,8 +71,8 @@ pub(crate) struct Options {
     /// Run even if an identical run has already succeeded.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Record the verifier's costs instead of comparing them; with --whole, also update the tables in the
-    /// documentation.
+    /// Record the verifier's costs instead of comparing them; with --whole or --kernel, also record the results of
+    /// kernels without problems in the documentation.
     #[arg(long)]
     pub(crate) update: bool,
     /// Run only the tests whose names contain one of these strings.
@@ -408,15 +408,14 @@ fn check_results(results: &mut [KernelResult], options: &Options) -> Result<()> 
             recorded_costs.record(result.kernel, &result.release, &result.report);
         }
     }
+    if options.update && !options.is_for_every_change() {
+        kernel_results::write(results, &result_cache::time_and_commit()?)?;
+    }
     let is_good = results.iter().all(|result| result.problems.is_empty());
     if options.update && is_good {
         recorded_costs.write()?;
-        if options.whole && options.kernels.is_empty() {
-            kernel_results::write(results, &result_cache::time_and_commit()?)?;
-            test_durations::write(results)?;
-        }
     } else if options.update {
-        println!("--update wrote nothing, since there are problems");
+        println!("--update recorded no costs, since there are problems");
     }
     Ok(())
 }

@@ -20,10 +20,15 @@ pub(super) struct GeneratedTable {
 impl GeneratedTable {
     /// Replaces the table on the page.
     pub(super) fn write(&self, text: &str) -> Result<()> {
+        self.rewrite(|_| text.to_owned())
+    }
+
+    /// Replaces the table on the page by what a function returns for the current table.
+    pub(super) fn rewrite(&self, new: impl FnOnce(&str) -> String) -> Result<()> {
         let path = workspace::root().join(self.page);
         let page =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", self.page))?;
-        let page = self.with(&page, text);
+        let page = self.with(&page, new);
         let page = page.with_context(|| {
             let (mark, end) = (self.mark.trim(), END.trim());
             format!("{} has no line `{mark}` followed by `{end}`", self.page)
@@ -34,10 +39,10 @@ impl GeneratedTable {
     }
 
     /// Returns the page's text with a new table, or `None` if the page lacks one of the marks.
-    pub(super) fn with(&self, page: &str, text: &str) -> Option<String> {
+    pub(super) fn with(&self, page: &str, new: impl FnOnce(&str) -> String) -> Option<String> {
         let (before, rest) = page.split_once(self.mark)?;
-        let (_, after) = rest.split_once(END)?;
-        Some(format!("{before}{}{text}{END}{after}", self.mark))
+        let (old, after) = rest.split_once(END)?;
+        Some(format!("{before}{}{}{END}{after}", self.mark, new(old)))
     }
 }
 
@@ -53,10 +58,10 @@ mod tests {
         };
         let page = format!("before\n{}old\n{END}after\n{END}", table.mark);
 
-        let new = table.with(&page, "| 6.1 |\n").expect("a page");
+        let new = table.with(&page, |old| format!("{old}| 6.1 |\n"));
 
-        let expected = format!("before\n{}| 6.1 |\n{END}after\n{END}", table.mark);
-        assert_eq!(new, expected);
-        assert_eq!(table.with("no marks", ""), None);
+        let expected = format!("before\n{}old\n| 6.1 |\n{END}after\n{END}", table.mark);
+        assert_eq!(new, Some(expected));
+        assert_eq!(table.with("no marks", str::to_owned), None);
     }
 }

@@ -8,7 +8,9 @@ use std::{
 use anyhow::Result;
 
 use super::{
+    NATIVE,
     generated_table::GeneratedTable,
+    kernels::ALL_SERIES,
     machine::MachineResult,
     report::{Report, Skip},
     test_durations,
@@ -103,8 +105,11 @@ impl KernelResult {
 /// The table of results in docs/kernel-support.md.
 const TABLE: GeneratedTable = GeneratedTable {
     page: "docs/kernel-support.md",
-    mark: "<!-- matrix, written by cargo xtask vm --whole --update -->\n",
+    mark: "<!-- results, written by cargo xtask vm --kernel KERNEL --update -->\n",
 };
+
+/// The head of the table of results.
+const HEAD: &str = "| kernel | release | passed | failed | skipped | seconds | run on |\n|---|---|---|---|---|---|---|\n";
 
 /// Returns true if no required kernel has a problem.
 pub(super) fn is_good(results: &[KernelResult]) -> bool {
@@ -113,27 +118,39 @@ pub(super) fn is_good(results: &[KernelResult]) -> bool {
         .all(|result| result.problems.is_empty() || !result.is_required)
 }
 
-/// Writes the results for all kernels, and the time of the run, into docs/kernel-support.md.
+/// Writes the results of kernels without problems, and the time of the run, into the table in docs/kernel-support.md. The rows of
+/// other kernels stay as they are.
 pub(super) fn write(results: &[KernelResult], time: &str) -> Result<()> {
-    let mut text = format!("Run on {time}:\n\n");
-    text +=
-        "| kernel | release | passed | failed | skipped | seconds |\n|---|---|---|---|---|---|\n";
-    for result in results {
-        let KernelResult {
-            kernel,
-            release,
-            report,
-            took,
-            ..
-        } = result;
-        let (passed, failed) = (report.passed(), report.failed.len());
-        let (skipped, seconds) = (report.skips.len(), took.as_secs());
-        writeln!(
-            text,
-            "| {kernel} | {release} | {passed} | {failed} | {skipped} | {seconds} |"
-        )?;
-    }
-    TABLE.write(&text)
+    TABLE.rewrite(|old| with_rows(old, results, time))
+}
+
+/// Returns a table of results in which the kernels without problems have new rows.
+fn with_rows(old: &str, results: &[KernelResult], time: &str) -> String {
+    let kernels = ALL_SERIES.iter().map(|series| series.name);
+    let rows = [NATIVE].into_iter().chain(kernels).filter_map(|kernel| {
+        let is_good = |it: &&KernelResult| it.kernel == kernel && it.problems.is_empty();
+        let start = format!("| {kernel} |");
+        let new = results.iter().find(is_good).map(|it| row(it, time));
+        new.or_else(|| {
+            let mut rows = old.lines();
+            rows.find(|row| row.starts_with(&start)).map(str::to_owned)
+        })
+    });
+    let rows = rows.map(|row| row + "\n");
+    HEAD.to_owned() + &rows.collect::<String>()
+}
+
+fn row(result: &KernelResult, time: &str) -> String {
+    let KernelResult {
+        kernel,
+        release,
+        report,
+        took,
+        ..
+    } = result;
+    let (passed, failed) = (report.passed(), report.failed.len());
+    let (skipped, seconds) = (report.skips.len(), took.as_secs());
+    format!("| {kernel} | {release} | {passed} | {failed} | {skipped} | {seconds} | {time} |")
 }
 
 /// Renders all tables for the terminal.
@@ -203,4 +220,34 @@ fn write_matrix(text: &mut String, results: &[KernelResult]) -> fmt::Result {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_rows_of_kernels_without_problems_are_replaced() {
+        let result = |kernel, problems: &[&str]| KernelResult {
+            problems: problems.iter().map(|it| (*it).to_owned()).collect(),
+            ..KernelResult::new(kernel, true)
+        };
+        let row = |kernel, time| row(&result(kernel, &[]), time) + "\n";
+        let table = |rows: &[String]| HEAD.to_owned() + &rows.concat();
+        let old = table(&[row("native", "monday"), row("6.1", "monday")]);
+        let results = [
+            result("5.10", &[]),
+            result("6.1", &["a test failed"]),
+            result("native", &[]),
+        ];
+
+        let new = with_rows(&old, &results, "tuesday");
+
+        let rows = [
+            ("native", "tuesday"),
+            ("5.10", "tuesday"),
+            ("6.1", "monday"),
+        ];
+        assert_eq!(new, table(&rows.map(|(kernel, time)| row(kernel, time))));
+    }
 }

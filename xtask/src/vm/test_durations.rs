@@ -2,16 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{generated_table::GeneratedTable, kernel_results::KernelResult};
+use super::kernel_results::KernelResult;
 
 /// Number of tests in the table of the slowest tests.
 const SLOWEST: usize = 20;
-
-/// The tables of test durations in docs/testing.md.
-const TABLE: GeneratedTable = GeneratedTable {
-    page: "docs/testing.md",
-    mark: "<!-- costs, written by cargo xtask vm --whole --update -->\n",
-};
 
 /// The durations of a test or module by kernel, in seconds.
 type Durations<'a> = BTreeMap<&'a str, f64>;
@@ -46,11 +40,6 @@ pub(super) fn tables(results: &[KernelResult]) -> String {
     let mut text = table("module (tests)", &kernels, modules.collect(), usize::MAX);
     text.push('\n');
     text + &table("test", &kernels, tests.collect(), SLOWEST)
-}
-
-/// Writes the tables into docs/testing.md.
-pub(super) fn write(results: &[KernelResult]) -> anyhow::Result<()> {
-    TABLE.write(&tables(results))
 }
 
 /// Returns a test's module, which is the first part of its name.

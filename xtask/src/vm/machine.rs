@@ -21,7 +21,7 @@ const MEMORY: &str = "1024";
 /// Maximum run time of a virtual machine; longer than that of a single program.
 pub(super) const MAX_RUN_TIME: Duration = Duration::from_secs(test_plan::PROGRAM_SECONDS + 300);
 /// Maximum time without output; longer than a test's timeout.
-const MAX_SILENCE: Duration = Duration::from_secs(420);
+const MAX_SILENCE: Duration = Duration::from_secs(900);
 /// Interval between checks on a running virtual machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Strings in console lines by which the kernel reports a fault in itself, or that it killed a process for lack

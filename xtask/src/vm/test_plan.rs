@@ -33,7 +33,7 @@ const REPORT_TIME: [&str; 2] = ["-Zunstable-options", "--report-time"];
 const ALLOW_UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
 /// Maximum run time of a single program, in seconds.
-pub(super) const PROGRAM_SECONDS: u64 = 2400;
+pub(super) const PROGRAM_SECONDS: u64 = 5400;
 
 /// One program in a plan.
 #[derive(Clone, Debug)]

@@ -303,7 +303,10 @@ mod tests {
         let costs = VerifierCosts::read().expect("the file");
         let page = fs::read_to_string(workspace::root().join(TABLE.page)).expect("the page");
 
-        assert_eq!(TABLE.with(&page, |_| costs.table()).as_deref(), Some(&*page));
+        assert_eq!(
+            TABLE.with(&page, |_| costs.table()).as_deref(),
+            Some(&*page)
+        );
     }
 
     #[test]

@@ -63,11 +63,14 @@ fn is_left_over<M: FlowMap>(map: &M, entry: &Flow) -> Result<bool, ReadError> {
     let Some(dialled) = entry_of(map, entry, Role::DIALLED)? else {
         return Ok(true);
     };
-    let is_replaced = !dialled.backend.is(&entry.backend)
-        || dialled.forwarded_port != entry.forwarded_port
-        // The next connection to the same backend has another port of the node.
-        || entry.role == Role::MASQUERADED && entry.flags & Flow::ENDED != 0;
-    Ok(is_replaced)
+    let is_replaced =
+        !dialled.backend.is(&entry.backend) || dialled.forwarded_port != entry.forwarded_port;
+    if is_replaced || entry.role != Role::MASQUERADED {
+        return Ok(is_replaced);
+    }
+    // The next connection to the same backend may have another port of the node.
+    let forwarded = entry_of(map, entry, Role::FORWARDED)?;
+    Ok(forwarded.is_none_or(|it| !it.masquerade.is(&entry.masquerade)))
 }
 
 /// Counts a flow, or removes its entries if it is over.

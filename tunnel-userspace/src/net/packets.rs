@@ -21,7 +21,7 @@ use super::{
     link_header::LinkHeader,
     local_senders::{LocalOnLink, LocalSenders, ranges_of},
     netlink::RouteSocket,
-    uplinks::{ClassifiedLinks, matches_link},
+    uplinks::matches_link,
 };
 use crate::{drain, error_chain::chain, model::FlowNeeds};
 
@@ -303,19 +303,23 @@ impl<K: PacketPrograms> PacketLinks<K> {
             let existing = network.snapshot.links.iter();
             kept.extend(existing.map(|link| (link.index, link.name.clone())));
         }
-        self.programs.remove_unused(&kept)?;
+        let removed = self.programs.remove_unused(&kept);
+        // No flow may begin on a link whose programs can't be detached.
         let known = kept.into_keys().chain([PacketLink::HOST]);
-        self.programs.forget_other_links(&known.collect())
+        let forgotten = self.programs.forget_other_links(&known.collect());
+        removed.and(forgotten)
     }
 
     /// Loads what the first check would load.
     pub fn prepare(&mut self) {
         let network = self.network.borrow().clone();
-        let ClassifiedLinks {
-            uplinks, pod_links, ..
-        } = &*network.links;
-        let mut links = uplinks.keys().chain(pod_links.keys());
-        if links.any(|index| network.snapshot.link_header(*index) == LinkHeader::Absent) {
+        let pod_links = self.pod_links(&network);
+        let uplinks = network.links.uplinks.keys();
+        let uplinks = uplinks.filter(|index| !network.snapshot.has_master(**index));
+        if uplinks
+            .chain(pod_links.keys())
+            .any(|index| network.snapshot.link_header(*index) == LinkHeader::Absent)
+        {
             // The check reports the error, since it loads the programs again.
             drop(self.programs.load_without_ethernet());
         }
@@ -372,9 +376,11 @@ impl<K: PacketPrograms> PacketLinks<K> {
                 .map(|it| chain(&it)),
         );
         let is_well = problems.is_empty();
+        let complete = self.programs.complete_links();
         let redirecting = Vec::from_iter(redirecting.into_values());
         let view = PacketsView {
             enabled: true,
+            has_programs: links.keys().any(|index| complete.contains(index)),
             uplinks: uplinks.values().cloned().collect(),
             pod_links: pod_links.values().cloned().collect(),
             others: [self.programs.others(&links), self.filters.clone()].concat(),

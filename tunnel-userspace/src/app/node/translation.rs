@@ -1,6 +1,6 @@
 //! Starts the programs that translate packets, and replaces those of an earlier process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -58,6 +58,13 @@ pub(super) fn start_translation(
         view.send_modify(|view| view.problem = Some(chain(&error)));
         let error = &error as &dyn std::error::Error;
         warn!(error, "cannot detach the programs of an earlier process");
+        // No flow may begin by those that are left.
+        if let Err(error) = translation.forget_other_links(&BTreeSet::new()) {
+            let error = &error as &dyn std::error::Error;
+            warn!(error, "packets are still translated");
+        }
+        stop_outdated_translation(kernel);
+        return;
     }
     remove_replaced_maps(kernel);
 }

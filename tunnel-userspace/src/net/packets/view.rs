@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct PacketsView {
     /// True if packets are translated (`service.packets.enabled`).
     pub enabled: bool,
+    /// True if at least one link has all programs.
+    #[serde(skip)]
+    pub has_programs: bool,
     /// The names of the uplinks.
     pub uplinks: Vec<String>,
     /// The names of the uplinks from which packets are sent on past the network stack.
@@ -30,8 +33,8 @@ impl PacketsView {
     /// Returns a description of the problem if packets are translated on no link because of it.
     pub(crate) fn unavailable(&self) -> Option<String> {
         let problem = self.problem.as_ref()?;
-        let has_links = !self.uplinks.is_empty() || !self.pod_links.is_empty();
-        (self.enabled && !has_links).then(|| format!("packets are not translated: {problem}"))
+        let is_unavailable = self.enabled && !self.has_programs;
+        is_unavailable.then(|| format!("packets are not translated: {problem}"))
     }
 }
 
@@ -41,18 +44,19 @@ mod tests {
 
     #[test]
     fn a_problem_makes_packets_unavailable_only_if_no_link_has_the_programs() {
-        let problem = |enabled, uplinks: &[&str]| PacketsView {
+        let problem = |enabled, has_programs| PacketsView {
             enabled,
-            uplinks: uplinks.iter().map(|it| (*it).to_owned()).collect(),
+            has_programs,
+            uplinks: vec!["eth0".to_owned()],
             problem: Some("the kernel has no memory".to_owned()),
             ..PacketsView::default()
         };
         assert_eq!(
-            problem(true, &[]).unavailable().as_deref(),
+            problem(true, false).unavailable().as_deref(),
             Some("packets are not translated: the kernel has no memory")
         );
-        assert_eq!(problem(true, &["eth0"]).unavailable(), None);
-        assert_eq!(problem(false, &[]).unavailable(), None);
+        assert_eq!(problem(true, true).unavailable(), None);
+        assert_eq!(problem(false, false).unavailable(), None);
         assert_eq!(PacketsView::default().unavailable(), None);
     }
 }

@@ -5,6 +5,7 @@ use std::{net::TcpStream, thread, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use tunnel_tests::{
     load::StopSignal,
+    load_scale::LoadScale,
     node_network::{HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6},
     wait,
 };
@@ -64,11 +65,14 @@ fn while_data_is_exchanged(
     action: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let stop = StopSignal::default();
+    let limit = LoadScale::from_environment().timeout(OUTAGE);
     let exchange = |one: &TcpStream, other: &TcpStream| -> Result<()> {
-        while !stop.is_stopped() {
-            exchange_within(one, other, OUTAGE)?;
+        loop {
+            exchange_within(one, other, limit)?;
+            if stop.is_stopped() {
+                return Ok(());
+            }
         }
-        Ok(())
     };
     thread::scope(|scope| {
         let streams = open.iter().take(BUSY);

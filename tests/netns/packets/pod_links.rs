@@ -16,7 +16,7 @@ use tunnel_tests::{
 
 use super::{
     ADDRESSES, Backend, CLIENT, REMOTE, attached, connect_to_node_port, exchange_stream,
-    expect_reached, remote, route_to_node, service,
+    expect_reached, remote, route_to_node, service, start_with_remote_backend,
 };
 use crate::{
     fixture::{Scene, WEB},
@@ -116,6 +116,13 @@ fn pods_on_a_bridge_reach_each_other_and_themselves() -> Result<()> {
     ensure_eq("the client of the pod itself", peer.ip(), client_ips[0])
 }
 
+/// Starts the daemon, and asserts whom a backend on another node sees if a client dials the cluster IP.
+fn expect_seen_elsewhere(scene: &Scene, client: &Sandbox, seen: [IpAddr; 2]) -> Result<()> {
+    let (_remote, backend) = start_with_remote_backend(scene)?;
+    let (what, vip, ports) = ADDRESSES[0];
+    expect_reached(client, &backend, (vip, ports), seen).context(what)
+}
+
 #[test]
 #[ignore = "independent of the kernel: the test above covers the programs"]
 fn senders_behind_the_named_bridge_are_local() -> Result<()> {
@@ -125,14 +132,9 @@ fn senders_behind_the_named_bridge_are_local() -> Result<()> {
         ))?;
         add_bridge(&scene)?;
         let (client, client_ips) = pod_on_bridge(&scene, 2)?;
-        let remote = remote(&scene)?;
-        let backend = Backend::at(&remote, REMOTE.ips())?;
-        scene.node.start()?;
-        scene.program(service("Cluster").backends(REMOTE.ips()))?;
-        let (what, vip, ports) = ADDRESSES[0];
         let seen = if is_local { client_ips } else { HOST.ips() };
-        expect_reached(&client, &backend, (vip, ports), seen)
-            .with_context(|| format!("{what}, detectLocal with {bridge}"))?;
+        expect_seen_elsewhere(&scene, &client, seen)
+            .with_context(|| format!("detectLocal with {bridge}"))?;
     }
     Ok(())
 }
@@ -146,18 +148,13 @@ fn senders_on_links_with_the_named_prefix_are_local() -> Result<()> {
         ))?;
         let sender = scene.node.pod("sender")?;
         let client = unhooked(scene.node.network(), &sender)?;
-        let remote = remote(&scene)?;
-        let backend = Backend::at(&remote, REMOTE.ips())?;
-        scene.node.start()?;
-        scene.program(service("Cluster").backends(REMOTE.ips()))?;
-        let (what, vip, ports) = ADDRESSES[0];
         let seen = if is_local {
             [sender.v4(), sender.v6()]
         } else {
             HOST.ips()
         };
-        expect_reached(&client, &backend, (vip, ports), seen)
-            .with_context(|| format!("{what}, detectLocal with {prefix}"))?;
+        expect_seen_elsewhere(&scene, &client, seen)
+            .with_context(|| format!("detectLocal with {prefix}"))?;
     }
     Ok(())
 }

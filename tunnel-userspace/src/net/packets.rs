@@ -84,6 +84,14 @@ const HOST: TranslatedLink = TranslatedLink {
 /// The warning if packets are translated on no uplink.
 const NO_UPLINKS: &str = "this node has no uplink on which packets can be translated, so clients outside the node reach no Service";
 
+/// Returns the uplinks whose packets are translated.
+fn uplinks(network: &NetworkState) -> BTreeMap<u32, String> {
+    let mut uplinks = network.links.uplinks.clone();
+    // The packets of a port of a bridge or bond belong to the bridge or bond.
+    uplinks.retain(|index, _| !network.snapshot.has_master(*index));
+    uplinks
+}
+
 /// Removes the links for which the map of links has no room, and returns a description of the problem if there are any.
 fn leave_out(uplinks: usize, pod_links: &mut BTreeMap<u32, String>) -> Option<String> {
     let room = usize::try_from(MAX_PACKET_LINKS)
@@ -313,10 +321,9 @@ impl<K: PacketPrograms> PacketLinks<K> {
     /// Loads what the first check would load.
     pub fn prepare(&mut self) {
         let network = self.network.borrow().clone();
-        let pod_links = self.pod_links(&network);
-        let uplinks = network.links.uplinks.keys();
-        let uplinks = uplinks.filter(|index| !network.snapshot.has_master(**index));
+        let (uplinks, pod_links) = (uplinks(&network), self.pod_links(&network));
         if uplinks
+            .keys()
             .chain(pod_links.keys())
             .any(|index| network.snapshot.link_header(*index) == LinkHeader::Absent)
         {
@@ -330,9 +337,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
     pub fn check(&mut self, reattach: bool) -> bool {
         let network = self.network.borrow_and_update().clone();
         let mut problems = Vec::from_iter(network.problem.clone());
-        let mut uplinks = network.links.uplinks.clone();
-        // The packets of a port of a bridge or bond belong to the bridge or bond.
-        uplinks.retain(|index, _| !network.snapshot.has_master(*index));
+        let mut uplinks = uplinks(&network);
         let mut pod_links = self.pod_links(&network);
         problems.extend(leave_out(uplinks.len(), &mut pod_links));
         let header_of = |index: &u32| network.snapshot.link_header(*index);

@@ -52,7 +52,8 @@ impl Scene {
                 let report = load.join().ok().context("a load panicked")?;
                 expect_all_answered(&report)?;
                 let seen: BTreeSet<&str> = report.servers.keys().map(String::as_str).collect();
-                ensure_eq("servers", seen, servers.iter().copied().collect())?;
+                ensure_eq("servers", seen, servers.iter().copied().collect())
+                    .with_context(|| format!("{report:?}"))?;
             }
             Ok(())
         })

@@ -1,11 +1,11 @@
 //! A tenant who may create Services and EndpointSlices in a namespace of its own. The tenant's Services must not
 //! use up the maps or the daemon's memory, so that the Services of other namespaces are programmed and served.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use tunnel_tests::{admin, manifest::Manifest, process_usage, wait};
+use tunnel_tests::{admin, clock, load_scale::LoadScale, manifest::Manifest, process_usage, wait};
 
 use crate::{
     fixture::{OTHER, Scene, WEB},
@@ -21,6 +21,9 @@ const MAX_REMAINING: u64 = 40 << 20;
 
 /// The maximum memory that the daemon takes, in addition, for a list of a tenant's Service.
 const MAX_LIST_MEMORY: usize = 8 << 20;
+
+/// The time between two changes in full maps, in which each load reaches all backends.
+const HOLD: Duration = Duration::from_millis(200);
 
 /// Builds one of the tenant's Services, with the given algorithm and numbers of ports and endpoints.
 fn tenant_service(number: u8, algorithm: &str, port_count: u16, endpoints: u8) -> Manifest {
@@ -291,8 +294,9 @@ fn a_rolling_change_in_full_maps_fails_no_connection() -> Result<()> {
     scene.apply_web(&["one", "two"])?;
     until_backends(node, "web", 2)?;
 
-    // The fifth server never gets a connection.
-    scene.under_load(&[(WEB, &["one", "two", "three", "four"])], 2, |round| {
+    // The fifth server never gets a connection. The others are in the maps together only between two changes.
+    let hold = LoadScale::from_environment().timeout(HOLD);
+    scene.under_load(&[(WEB, &["one", "two", "three", "four"])], 4, |round| {
         if round % 2 == 0 {
             scene.apply_web(&["three", "four", "five"])?;
             let is_left_out = |port: &Value| {
@@ -303,14 +307,16 @@ fn a_rolling_change_in_full_maps_fails_no_connection() -> Result<()> {
                 let ports = listed_ports(&scene, "web").unwrap_or_default();
                 ports.len() == 4 && ports.iter().all(is_left_out)
             })
-            .with_context(|| format!("{:?}", listed_ports(&scene, "web")))
+            .with_context(|| format!("{:?}", listed_ports(&scene, "web")))?;
         } else {
             scene.apply_web(&["one", "two"])?;
             wait::until(CHANGE_TIMEOUT, || {
                 let ports = listed_ports(&scene, "web").unwrap_or_default();
                 ports.len() == 4 && ports.iter().all(|port| port["problem"].is_null())
-            })
+            })?;
         }
+        clock::pause(hold);
+        Ok(())
     })?;
 
     scene.apply_web(&["three", "four", "five"])?;

@@ -1,11 +1,11 @@
 //! Queries links, addresses and routes through rtnetlink(7), and changes routes.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, pin::pin};
 
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use rtnetlink::{
     Handle, MulticastGroup, new_multicast_connection,
-    packet_core::NetlinkMessage,
+    packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
     packet_route::{
         AddressFamily, RouteNetlinkMessage, address::AddressMessage, link::LinkMessage,
         route::RouteMessage, tc::TcMessage,
@@ -45,6 +45,12 @@ pub enum NetError {
     /// Steering can't be disabled, or a guard can't be removed from a link.
     #[error("cannot disable steering, or remove a guard from a link")]
     Guard(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A list changed each time that it was requested.
+    #[error("{name} changed during each of {MAX_LISTS} attempts to list them")]
+    Changing {
+        /// The name of the list.
+        name: &'static str,
+    },
     /// The kernel refused an operation.
     #[error("cannot {step}")]
     Step {
@@ -59,6 +65,53 @@ pub enum NetError {
 fn failed(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetError {
     let step = step.into();
     move |source| NetError::Step { step, source }
+}
+
+/// The number of times that a list is requested because it changes meanwhile.
+const MAX_LISTS: u32 = 20;
+
+/// Collects the entries of a list from the kernel's responses. Returns `None` if entries may be missing, because the list
+/// changed meanwhile (`NLM_F_DUMP_INTR` in the kernel's `include/uapi/linux/netlink.h`).
+async fn complete_list(
+    responses: impl Stream<Item = NetlinkMessage<RouteNetlinkMessage>>,
+) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {
+    let mut responses = pin!(responses);
+    let (mut entries, mut is_complete) = (Vec::new(), true);
+    while let Some(response) = responses.next().await {
+        is_complete &= response.header.flags & NLM_F_DUMP_INTR == 0;
+        if let NetlinkPayload::InnerMessage(entry) = response.payload {
+            entries.push(entry);
+        } else if let NetlinkPayload::Error(error) = response.payload {
+            return Err(rtnetlink::Error::NetlinkError(error));
+        } else {
+            return Err(rtnetlink::Error::UnexpectedMessage(response));
+        }
+    }
+    Ok(is_complete.then_some(entries))
+}
+
+fn link_in(entry: RouteNetlinkMessage) -> Option<LinkMessage> {
+    if let RouteNetlinkMessage::NewLink(link) = entry {
+        Some(link)
+    } else {
+        None
+    }
+}
+
+fn address_in(entry: RouteNetlinkMessage) -> Option<AddressMessage> {
+    if let RouteNetlinkMessage::NewAddress(address) = entry {
+        Some(address)
+    } else {
+        None
+    }
+}
+
+fn route_in(entry: RouteNetlinkMessage) -> Option<RouteMessage> {
+    if let RouteNetlinkMessage::NewRoute(route) = entry {
+        Some(route)
+    } else {
+        None
+    }
 }
 
 type Messages = Box<dyn Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Send + Sync + Unpin>;
@@ -168,26 +221,42 @@ impl RouteSocket {
 
     /// Queries the current links and addresses, and the routes if `with_routes` is true.
     pub(super) async fn snapshot(&self, with_routes: bool) -> Result<Snapshot, NetError> {
-        let links = self.handle.link().get().execute().try_collect().await;
-        let links: Vec<LinkMessage> = links.map_err(failed("list the links"))?;
-        let addresses = self.handle.address().get().execute().try_collect().await;
-        let addresses: Vec<AddressMessage> = addresses.map_err(failed("list the addresses"))?;
+        let links = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let links = self.list("the links", links, link_in).await?;
+        let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let addresses = self.list("the addresses", addresses, address_in).await?;
         let mut routes = Vec::new();
         let families = [AddressFamily::Inet, AddressFamily::Inet6].into_iter();
         for family in families.filter(|_| with_routes) {
             let mut request = RouteMessage::default();
             request.header.address_family = family;
-            let found = self
-                .handle
-                .route()
-                .get(request)
-                .execute()
-                .try_collect()
-                .await;
-            let found: Vec<RouteMessage> = found.map_err(failed("list the routes"))?;
-            routes.extend(found);
+            let request = RouteNetlinkMessage::GetRoute(request);
+            routes.extend(self.list("the routes", request, route_in).await?);
         }
         Ok(Snapshot::of(&links, &addresses, routes))
+    }
+
+    /// Lists all entries of a kind. If the list changes meanwhile, the kernel may leave out entries that didn't change, so the
+    /// list is then requested again.
+    async fn list<T>(
+        &self,
+        name: &'static str,
+        request: RouteNetlinkMessage,
+        parse: fn(RouteNetlinkMessage) -> Option<T>,
+    ) -> Result<Vec<T>, NetError> {
+        for _ in 0..MAX_LISTS {
+            let mut message = NetlinkMessage::from(request.clone());
+            message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+            let mut handle = self.handle.clone();
+            let list = match handle.request(message) {
+                Ok(responses) => complete_list(responses).await,
+                Err(error) => Err(error),
+            };
+            if let Some(list) = list.map_err(failed(format!("list {name}")))? {
+                return Ok(list.into_iter().filter_map(parse).collect());
+            }
+        }
+        Err(NetError::Changing { name })
     }
 
     /// Adds a route, or replaces an existing one to the same destination.
@@ -200,5 +269,53 @@ impl RouteSocket {
     pub(super) async fn remove(&self, route: &RouteMessage) -> Result<(), NetError> {
         let removed = self.handle.route().del(route.clone()).execute().await;
         removed.map_err(failed("remove an old route of Culvert"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt as _, stream};
+    use rtnetlink::packet_core::{ErrorMessage, NetlinkHeader};
+
+    use super::*;
+
+    fn response(payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16) -> Response {
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        NetlinkMessage::new(header, payload)
+    }
+
+    type Response = NetlinkMessage<RouteNetlinkMessage>;
+
+    fn indices(responses: Vec<Response>) -> Result<Option<Vec<u32>>, rtnetlink::Error> {
+        let list = complete_list(stream::iter(responses)).now_or_never();
+        let list = list.expect("all responses are there")?;
+        let indices = |list: Vec<_>| {
+            let links = list.into_iter().filter_map(link_in);
+            links.map(|link| link.header.index).collect()
+        };
+        Ok(list.map(indices))
+    }
+
+    #[test]
+    fn a_list_is_complete_only_if_it_did_not_change_meanwhile() {
+        let link = |index, flags| {
+            let mut link = LinkMessage::default();
+            link.header.index = index;
+            let message = RouteNetlinkMessage::NewLink(link);
+            response(NetlinkPayload::InnerMessage(message), flags)
+        };
+        let complete = indices(vec![link(1, 2), link(2, 2), link(7, 2)]).expect("a list");
+        assert_eq!(complete, Some(vec![1, 2, 7]));
+        let flags = 2 | NLM_F_DUMP_INTR;
+        let incomplete = indices(vec![link(1, 2), link(2, flags), link(7, 2)]).expect("a list");
+        assert_eq!(incomplete, None);
+    }
+
+    #[test]
+    fn an_error_of_the_kernel_ends_a_list() {
+        let error = response(NetlinkPayload::Error(ErrorMessage::default()), 0);
+        let result = indices(vec![error]);
+        assert!(matches!(result, Err(rtnetlink::Error::NetlinkError(_))));
     }
 }

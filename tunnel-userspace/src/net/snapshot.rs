@@ -257,15 +257,22 @@ fn links_of(
 ) -> Vec<Link> {
     let addresses = by_link(addresses, |address| Some(address.header.index));
     let routes = by_link(routes, output_link);
-    let links = links.iter().map(|link| {
-        let index = &link.header.index;
+    let vrfs = links
+        .iter()
+        .filter(|link| info_kind(link) == Some(&InfoKind::Vrf));
+    let vrfs: BTreeSet<u32> = vrfs.map(|link| link.header.index).collect();
+    let links = links.iter().map(|message| {
+        let index = &message.header.index;
         let addresses = addresses.get(index).map(Vec::as_slice);
         let routes = routes.get(index).map(Vec::as_slice);
-        link_of(
-            link,
+        let mut link = link_of(
+            message,
             addresses.unwrap_or_default(),
             routes.unwrap_or_default(),
-        )
+        );
+        // A VRF only chooses the routes. Packets keep arriving on the link itself.
+        link.bridge = link.bridge.filter(|index| !vrfs.contains(index));
+        link
     });
     links.collect()
 }
@@ -282,22 +289,16 @@ fn link_of(message: &LinkMessage, addresses: &[&AddressMessage], routes: &[&Rout
         subnets: own.clone().filter_map(subnet_of).collect(),
         reached: Vec::new(),
     };
-    let (mut is_elsewhere, mut kind) = (false, None);
+    let mut is_elsewhere = false;
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Controller(index) => link.bridge = Some(*index),
             LinkAttribute::LinkNetNsId(_) => is_elsewhere = true,
-            LinkAttribute::LinkInfo(infos) => {
-                kind = infos.iter().find_map(|info| match info {
-                    LinkInfo::Kind(kind) => Some(kind),
-                    _ => None,
-                });
-            }
             _ => {}
         }
     }
-    link.kind = match kind {
+    link.kind = match info_kind(message) {
         _ if message.header.flags.contains(LinkFlags::Loopback) => LinkKind::Loopback,
         Some(InfoKind::Bridge) => LinkKind::Bridge,
         Some(InfoKind::Veth | InfoKind::Netkit) if is_elsewhere => LinkKind::Pair,
@@ -313,6 +314,19 @@ fn link_of(message: &LinkMessage, addresses: &[&AddressMessage], routes: &[&Rout
         link.reached = reached.collect();
     }
     link
+}
+
+/// Returns what the kernel calls the kind of a link, which a card has none of.
+fn info_kind(message: &LinkMessage) -> Option<&InfoKind> {
+    let attributes = message.attributes.iter();
+    let infos = attributes.filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    infos.flatten().find_map(|info| match info {
+        LinkInfo::Kind(kind) => Some(kind),
+        _ => None,
+    })
 }
 
 /// Returns the subnet of an address, unless it is a single address or a link-local IPv6 subnet, which every link has.

@@ -15,7 +15,7 @@ pub(super) struct Link {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) kind: LinkKind,
-    /// The index of the bridge that the link is a port of, if any.
+    /// The index of the bridge or bond that the link is a port of, if any.
     pub(super) bridge: Option<u32>,
     /// The subnets of this node's addresses on the link, except link-local IPv6 subnets and single addresses.
     pub(super) subnets: Vec<Subnet>,
@@ -141,6 +141,8 @@ pub(super) struct ClassifiedLinks {
     pub(super) unproven_links: Vec<String>,
     /// A configured uplink name that no link has.
     pub(super) missing: Option<String>,
+    /// The names of the uplinks that are ports of a bridge or bond which is no uplink, and the names of these.
+    pub(super) ports_of_others: Vec<(String, String)>,
 }
 
 impl ClassifiedLinks {
@@ -150,6 +152,15 @@ impl ClassifiedLinks {
         Some(format!(
             "service.uplinks names {name}, but this node has no such link"
         ))
+    }
+
+    /// Returns a warning for each uplink whose packets arrive at a bridge or bond that is no uplink.
+    pub(super) fn port_warnings(&self) -> impl Iterator<Item = String> {
+        self.ports_of_others.iter().map(|(port, master)| {
+            format!(
+                "packets on {port} are not translated, because it is a port of {master}; service.uplinks should name {master}"
+            )
+        })
     }
 }
 
@@ -207,7 +218,22 @@ pub(super) fn classify(links: &[Link], rules: Rules<'_>) -> ClassifiedLinks {
             Destination::Unproven => {}
         }
     }
+    classified.ports_of_others = ports_of_others(links, &classified.uplinks);
     classified
+}
+
+/// Returns the names of the uplinks that are ports of a bridge or bond which is no uplink, and the names of these.
+fn ports_of_others(links: &[Link], uplinks: &BTreeMap<u32, String>) -> Vec<(String, String)> {
+    let ports = links
+        .iter()
+        .filter(|link| uplinks.contains_key(&link.index));
+    let others = ports.filter_map(|port| {
+        let is_master = |other: &&Link| Some(other.index) == port.bridge;
+        let master = links.iter().find(is_master)?;
+        let is_uplink = uplinks.contains_key(&master.index);
+        (!is_uplink).then(|| (port.name.clone(), master.name.clone()))
+    });
+    others.collect()
 }
 
 /// Returns true if an entry of `service.podLinks` matches the name of a link.

@@ -290,12 +290,13 @@ fn node_with_each_kind_of_link() -> Snapshot {
     loopback.header.flags = LinkFlags::Loopback;
     let links = [
         loopback,
-        link(2, None, &[]),
+        link(2, None, &[LinkAttribute::Controller(8)]),
         link(3, Some(InfoKind::Veth), from_ref(&elsewhere)),
         link(4, Some(InfoKind::Bridge), &[]),
         link(5, Some(InfoKind::Netkit), &[elsewhere.clone(), port]),
         link(6, Some(InfoKind::Veth), &[]),
         link(7, Some(InfoKind::Veth), from_ref(&elsewhere)),
+        link(8, Some(InfoKind::Vrf), &[]),
     ];
     let addresses = [
         (4, "10.244.1.1", 24),
@@ -343,6 +344,7 @@ fn each_link_has_its_own_subnets_and_host_routes() {
         (LinkKind::Pair, Some(4), "", "10.244.1.7"),
         (LinkKind::Other, None, "", ""),
         (LinkKind::Pair, None, "", ""),
+        (LinkKind::Other, None, "", ""),
     ];
     let wanted = (1..).zip(wanted);
     let wanted = wanted.map(|(index, (kind, bridge, subnets, reached))| Link {

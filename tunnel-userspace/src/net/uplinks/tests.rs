@@ -341,3 +341,36 @@ fn the_config_overrides_the_detection() {
         BTreeSet::from([1, 3])
     );
 }
+
+#[test]
+fn an_uplink_that_is_a_port_of_a_link_without_a_configured_name_has_a_warning() {
+    let links = [
+        link(1, LinkKind::Other, Some(3)),
+        link(2, LinkKind::Other, Some(4)),
+        link(3, LinkKind::Other, None),
+        link(4, LinkKind::Bridge, None),
+    ];
+    for (configured, warned) in [
+        (&[][..], ""),
+        (&["link1"], "link1 of link3"),
+        (&["link1", "link2", "link3"], "link2 of link4"),
+        (&["link3", "link4"], ""),
+        (&["link1", "gone"], "link1 of link3"),
+    ] {
+        let classified = classify(
+            &links,
+            Rules {
+                uplinks: &Vec::from_iter(configured.iter().map(|name| (*name).to_owned())),
+                pod_links: &[],
+                ranges: &PodRanges::default(),
+                gateways: NONE,
+                former_uplinks: NONE,
+            },
+        );
+        let found = classified.ports_of_others.iter();
+        let found = found.map(|(port, master)| format!("{port} of {master}"));
+        assert_eq!(Vec::from_iter(found).join(", "), warned, "{configured:?}");
+        let warnings = classified.port_warnings().count();
+        assert_eq!(warnings, classified.ports_of_others.len());
+    }
+}

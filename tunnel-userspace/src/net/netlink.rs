@@ -45,12 +45,6 @@ pub enum NetError {
     /// Steering can't be disabled, or a guard can't be removed from a link.
     #[error("cannot disable steering, or remove a guard from a link")]
     Guard(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A list changed each time that it was requested.
-    #[error("{name} changed during each of {MAX_LISTS} attempts to list them")]
-    Changing {
-        /// The name of the list.
-        name: &'static str,
-    },
     /// The kernel refused an operation.
     #[error("cannot {step}")]
     Step {
@@ -68,13 +62,20 @@ fn failed(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetError 
 }
 
 /// The number of times that a list is requested because it changes meanwhile.
-const MAX_LISTS: u32 = 20;
+const MAX_LISTS: u32 = 5;
 
-/// Collects the entries of a list from the kernel's responses. Returns `None` if entries may be missing, because the list
-/// changed meanwhile (`NLM_F_DUMP_INTR` in the kernel's `include/uapi/linux/netlink.h`).
-async fn complete_list(
+/// A list of links, addresses or routes.
+struct List {
+    entries: Vec<RouteNetlinkMessage>,
+    /// False if entries may be missing, because the list changed meanwhile (`NLM_F_DUMP_INTR` in the kernel's
+    /// `include/uapi/linux/netlink.h`). The kernel reports that for links and addresses.
+    is_complete: bool,
+}
+
+/// Collects the entries of a list from the kernel's responses.
+async fn collect(
     responses: impl Stream<Item = NetlinkMessage<RouteNetlinkMessage>>,
-) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {
+) -> Result<List, rtnetlink::Error> {
     let mut responses = pin!(responses);
     let (mut entries, mut is_complete) = (Vec::new(), true);
     while let Some(response) = responses.next().await {
@@ -87,7 +88,25 @@ async fn complete_list(
             return Err(rtnetlink::Error::UnexpectedMessage(response));
         }
     }
-    Ok(is_complete.then_some(entries))
+    Ok(List {
+        entries,
+        is_complete,
+    })
+}
+
+/// Requests a list until it is complete, at most [`MAX_LISTS`] times. Returns the last one.
+async fn request_list<F: Future<Output = Result<List, rtnetlink::Error>>>(
+    mut request: impl FnMut() -> F,
+) -> Result<Vec<RouteNetlinkMessage>, rtnetlink::Error> {
+    let mut list = request().await?;
+    for _ in 1..MAX_LISTS {
+        if list.is_complete {
+            break;
+        }
+        list = request().await?;
+    }
+    // Another list follows in any case, since the kernel has sent a notification of the change.
+    Ok(list.entries)
 }
 
 fn link_in(entry: RouteNetlinkMessage) -> Option<LinkMessage> {
@@ -244,19 +263,14 @@ impl RouteSocket {
         request: RouteNetlinkMessage,
         parse: fn(RouteNetlinkMessage) -> Option<T>,
     ) -> Result<Vec<T>, NetError> {
-        for _ in 0..MAX_LISTS {
+        let list = request_list(|| {
             let mut message = NetlinkMessage::from(request.clone());
             message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
             let mut handle = self.handle.clone();
-            let list = match handle.request(message) {
-                Ok(responses) => complete_list(responses).await,
-                Err(error) => Err(error),
-            };
-            if let Some(list) = list.map_err(failed(format!("list {name}")))? {
-                return Ok(list.into_iter().filter_map(parse).collect());
-            }
-        }
-        Err(NetError::Changing { name })
+            async move { collect(handle.request(message)?).await }
+        });
+        let list = list.await.map_err(failed(format!("list {name}")))?;
+        Ok(list.into_iter().filter_map(parse).collect())
     }
 
     /// Adds a route, or replaces an existing one to the same destination.
@@ -279,43 +293,53 @@ mod tests {
 
     use super::*;
 
+    type Response = NetlinkMessage<RouteNetlinkMessage>;
+
     fn response(payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16) -> Response {
         let mut header = NetlinkHeader::default();
         header.flags = flags;
         NetlinkMessage::new(header, payload)
     }
 
-    type Response = NetlinkMessage<RouteNetlinkMessage>;
+    /// Returns the response that describes a link.
+    fn link(index: u32, is_interrupted: bool) -> Response {
+        let mut link = LinkMessage::default();
+        link.header.index = index;
+        let payload = NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link));
+        response(payload, if is_interrupted { NLM_F_DUMP_INTR } else { 0 })
+    }
 
-    fn indices(responses: Vec<Response>) -> Result<Option<Vec<u32>>, rtnetlink::Error> {
-        let list = complete_list(stream::iter(responses)).now_or_never();
-        let list = list.expect("all responses are there")?;
-        let indices = |list: Vec<_>| {
-            let links = list.into_iter().filter_map(link_in);
-            links.map(|link| link.header.index).collect()
-        };
-        Ok(list.map(indices))
+    /// Requests a list of links from a kernel that responds with these lists in turn, and then with none.
+    fn listed(lists: Vec<Vec<Response>>) -> Result<Vec<u32>, rtnetlink::Error> {
+        let mut lists = lists.into_iter();
+        let entries = request_list(|| collect(stream::iter(lists.next().unwrap_or_default())));
+        let entries = entries.now_or_never().expect("all responses are there")?;
+        let links = entries.into_iter().filter_map(link_in);
+        Ok(links.map(|link| link.header.index).collect())
     }
 
     #[test]
-    fn a_list_is_complete_only_if_it_did_not_change_meanwhile() {
-        let link = |index, flags| {
-            let mut link = LinkMessage::default();
-            link.header.index = index;
-            let message = RouteNetlinkMessage::NewLink(link);
-            response(NetlinkPayload::InnerMessage(message), flags)
-        };
-        let complete = indices(vec![link(1, 2), link(2, 2), link(7, 2)]).expect("a list");
-        assert_eq!(complete, Some(vec![1, 2, 7]));
-        let flags = 2 | NLM_F_DUMP_INTR;
-        let incomplete = indices(vec![link(1, 2), link(2, flags), link(7, 2)]).expect("a list");
-        assert_eq!(incomplete, None);
+    fn a_list_that_changed_meanwhile_is_requested_again() {
+        let changed = |index| vec![link(1, false), link(index, true), link(9, false)];
+        let complete = || vec![link(1, false), link(2, false)];
+
+        let first = listed(vec![complete(), changed(3)]).expect("a list");
+        assert_eq!(first, [1, 2]);
+        let third = listed(vec![changed(3), changed(4), complete()]).expect("a list");
+        assert_eq!(third, [1, 2]);
+        let last = listed((3..=8).map(changed).collect()).expect("a list");
+        assert_eq!(last, [1, 7, 9]);
     }
 
     #[test]
     fn an_error_of_the_kernel_ends_a_list() {
-        let error = response(NetlinkPayload::Error(ErrorMessage::default()), 0);
-        let result = indices(vec![error]);
-        assert!(matches!(result, Err(rtnetlink::Error::NetlinkError(_))));
+        let error = || response(NetlinkPayload::Error(ErrorMessage::default()), 0);
+        for lists in [
+            vec![vec![error()]],
+            vec![vec![link(1, true)], vec![error()]],
+        ] {
+            let result = listed(lists);
+            assert!(matches!(result, Err(rtnetlink::Error::NetlinkError(_))));
+        }
     }
 }

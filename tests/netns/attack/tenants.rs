@@ -294,7 +294,7 @@ fn a_rolling_change_in_full_maps_fails_no_connection() -> Result<()> {
     scene.apply_web(&["one", "two"])?;
     until_backends(node, "web", 2)?;
 
-    // The fifth server never gets a connection. The others are in the maps together only between two changes.
+    // The fifth server never gets a connection. Each pair is completely in the maps only between two changes.
     let hold = LoadScale::from_environment().timeout(HOLD);
     scene.under_load(&[(WEB, &["one", "two", "three", "four"])], 4, |round| {
         if round % 2 == 0 {

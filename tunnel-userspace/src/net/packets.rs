@@ -391,7 +391,7 @@ impl<K: PacketPrograms> PacketLinks<K> {
             others: [self.programs.others(&links), self.filters.clone()].concat(),
             warnings: warnings
                 .chain(network.links.missing_uplink())
-                .chain(network.links.port_warnings())
+                .chain(network.links.port_warnings.iter().cloned())
                 .chain(uplinks.is_empty().then(|| NO_UPLINKS.to_owned()))
                 .chain(self.kernel_warnings(&network, &uplinks, &links))
                 .chain(self.redirect_warning(&redirecting))

@@ -32,7 +32,7 @@ pub(super) struct Snapshot {
     /// All of this node's addresses, except link-local IPv6 addresses.
     pub(super) own_addresses: Arc<BTreeSet<IpAddr>>,
     pub(super) links: Vec<Link>,
-    /// The indices of the links that are ports of a bridge or bond.
+    /// The indices of the links that are ports of a bridge or bond, or in a VRF.
     ports: BTreeSet<u32>,
     /// The indices of the links that are used by routes via a gateway.
     pub(super) gateways: BTreeSet<u32>,
@@ -128,7 +128,7 @@ impl Snapshot {
         })
     }
 
-    /// Returns true if a link is a port of a bridge or bond.
+    /// Returns true if a link is a port of a bridge or bond, or in a VRF.
     pub(super) fn has_master(&self, index: u32) -> bool {
         self.ports.contains(&index)
     }
@@ -257,22 +257,15 @@ fn links_of(
 ) -> Vec<Link> {
     let addresses = by_link(addresses, |address| Some(address.header.index));
     let routes = by_link(routes, output_link);
-    let vrfs = links
-        .iter()
-        .filter(|link| info_kind(link) == Some(&InfoKind::Vrf));
-    let vrfs: BTreeSet<u32> = vrfs.map(|link| link.header.index).collect();
-    let links = links.iter().map(|message| {
-        let index = &message.header.index;
+    let links = links.iter().map(|link| {
+        let index = &link.header.index;
         let addresses = addresses.get(index).map(Vec::as_slice);
         let routes = routes.get(index).map(Vec::as_slice);
-        let mut link = link_of(
-            message,
+        link_of(
+            link,
             addresses.unwrap_or_default(),
             routes.unwrap_or_default(),
-        );
-        // A VRF only chooses the routes. Packets keep arriving on the link itself.
-        link.bridge = link.bridge.filter(|index| !vrfs.contains(index));
-        link
+        )
     });
     links.collect()
 }
@@ -301,6 +294,8 @@ fn link_of(message: &LinkMessage, addresses: &[&AddressMessage], routes: &[&Rout
     link.kind = match info_kind(message) {
         _ if message.header.flags.contains(LinkFlags::Loopback) => LinkKind::Loopback,
         Some(InfoKind::Bridge) => LinkKind::Bridge,
+        Some(InfoKind::Vrf) => LinkKind::Vrf,
+        Some(InfoKind::Other(kind)) if kind == "openvswitch" => LinkKind::OpenVSwitch,
         Some(InfoKind::Veth | InfoKind::Netkit) if is_elsewhere => LinkKind::Pair,
         _ => LinkKind::Other,
     };

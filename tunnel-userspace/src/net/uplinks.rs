@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     net::IpAddr,
 };
 
@@ -15,7 +16,7 @@ pub(super) struct Link {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) kind: LinkKind,
-    /// The index of the bridge or bond that the link is a port of, if any.
+    /// The index of the bridge or bond that the link is a port of, or of its VRF, if any.
     pub(super) bridge: Option<u32>,
     /// The subnets of this node's addresses on the link, except link-local IPv6 subnets and single addresses.
     pub(super) subnets: Vec<Subnet>,
@@ -31,13 +32,16 @@ pub(super) struct Subnet {
     pub(super) is_permanent: bool,
 }
 
-/// The kind of a link. All but `Other` may lead to pods.
+/// The kind of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum LinkKind {
     Loopback,
     /// A veth or netkit link whose peer is in another network namespace.
     Pair,
     Bridge,
+    Vrf,
+    /// The device that all ports of Open vSwitch have as their master. Packets arrive on other ports.
+    OpenVSwitch,
     Other,
 }
 
@@ -141,8 +145,8 @@ pub(super) struct ClassifiedLinks {
     pub(super) unproven_links: Vec<String>,
     /// A configured uplink name that no link has.
     pub(super) missing: Option<String>,
-    /// The names of the uplinks that are ports of a bridge or bond which is no uplink, and the names of these.
-    pub(super) ports_of_others: Vec<(String, String)>,
+    /// Warnings about uplinks whose packets are not translated, although those on the bridge, bond or VRF aren't either.
+    pub(super) port_warnings: Vec<String>,
 }
 
 impl ClassifiedLinks {
@@ -152,15 +156,6 @@ impl ClassifiedLinks {
         Some(format!(
             "service.uplinks names {name}, but this node has no such link"
         ))
-    }
-
-    /// Returns a warning for each uplink whose packets arrive at a bridge or bond that is no uplink.
-    pub(super) fn port_warnings(&self) -> impl Iterator<Item = String> {
-        self.ports_of_others.iter().map(|(port, master)| {
-            format!(
-                "packets on {port} are not translated, because it is a port of {master}; service.uplinks should name {master}"
-            )
-        })
     }
 }
 
@@ -218,22 +213,45 @@ pub(super) fn classify(links: &[Link], rules: Rules<'_>) -> ClassifiedLinks {
             Destination::Unproven => {}
         }
     }
-    classified.ports_of_others = ports_of_others(links, &classified.uplinks);
+    classified.port_warnings = port_warnings(links, rules, &classified);
     classified
 }
 
-/// Returns the names of the uplinks that are ports of a bridge or bond which is no uplink, and the names of these.
-fn ports_of_others(links: &[Link], uplinks: &BTreeMap<u32, String>) -> Vec<(String, String)> {
-    let ports = links
-        .iter()
-        .filter(|link| uplinks.contains_key(&link.index));
-    let others = ports.filter_map(|port| {
-        let is_master = |other: &&Link| Some(other.index) == port.bridge;
-        let master = links.iter().find(is_master)?;
-        let is_uplink = uplinks.contains_key(&master.index);
-        (!is_uplink).then(|| (port.name.clone(), master.name.clone()))
-    });
-    others.collect()
+/// The highest number of masters above a port (`MAX_NEST_DEV` in the kernel's `include/linux/netdevice.h`).
+const MAX_MASTERS: usize = 8;
+
+/// Returns warnings about uplinks whose packets are not translated, although those on the bridge, bond or VRF aren't either.
+fn port_warnings(links: &[Link], rules: Rules<'_>, classified: &ClassifiedLinks) -> Vec<String> {
+    let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
+    let master_of = |link: &&Link| by_index.get(&link.bridge?).copied();
+    let is_uplink = |link: &Link| classified.uplinks.contains_key(&link.index);
+    let is_elsewhere = |master: &&Link| {
+        master.kind == LinkKind::OpenVSwitch
+            || is_uplink(master)
+            || rules.names_pod_link(&master.name)
+    };
+    let warning_about = |port: &Link| {
+        let masters = iter::successors(master_of(&port), master_of).take(MAX_MASTERS);
+        let masters = Vec::from_iter(masters);
+        let top = masters.last()?;
+        let name = &port.name;
+        if let Some(vrf) = masters.iter().find(|master| master.kind == LinkKind::Vrf) {
+            let vrf = &vrf.name;
+            return Some(format!(
+                "packets on {name} are not translated, because it is in the VRF {vrf}"
+            ));
+        }
+        let is_named = classified.missing.is_none() && rules.uplinks.contains(name);
+        let has_no_programs = is_named && !masters.iter().any(is_elsewhere);
+        has_no_programs.then(|| {
+            let top = &top.name;
+            format!(
+                "packets on {name} are not translated, because it is a port of {top}; service.uplinks should name {top}"
+            )
+        })
+    };
+    let uplinks = links.iter().filter(|link| is_uplink(link));
+    uplinks.filter_map(warning_about).collect()
 }
 
 /// Returns true if an entry of `service.podLinks` matches the name of a link.
@@ -253,7 +271,7 @@ impl Rules<'_> {
     fn detect(&self, link: &Link, links: &[Link]) -> Destination {
         match link.kind {
             LinkKind::Loopback => Destination::Pods,
-            LinkKind::Other => Destination::Outside,
+            LinkKind::Vrf | LinkKind::OpenVSwitch | LinkKind::Other => Destination::Outside,
             LinkKind::Bridge => self.detect_bridge(link, links),
             LinkKind::Pair => {
                 let is_master = |other: &&Link| {

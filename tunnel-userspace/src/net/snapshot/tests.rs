@@ -290,13 +290,15 @@ fn node_with_each_kind_of_link() -> Snapshot {
     loopback.header.flags = LinkFlags::Loopback;
     let links = [
         loopback,
-        link(2, None, &[LinkAttribute::Controller(8)]),
+        link(2, None, &[]),
         link(3, Some(InfoKind::Veth), from_ref(&elsewhere)),
         link(4, Some(InfoKind::Bridge), &[]),
         link(5, Some(InfoKind::Netkit), &[elsewhere.clone(), port]),
         link(6, Some(InfoKind::Veth), &[]),
         link(7, Some(InfoKind::Veth), from_ref(&elsewhere)),
         link(8, Some(InfoKind::Vrf), &[]),
+        link(9, Some(InfoKind::Other("openvswitch".to_owned())), &[]),
+        link(10, None, &[LinkAttribute::Controller(8)]),
     ];
     let addresses = [
         (4, "10.244.1.1", 24),
@@ -320,7 +322,7 @@ fn node_with_each_kind_of_link() -> Snapshot {
         (5, "10.244.1.7"),
         (6, "10.244.1.8"),
         (3, "fd00:244::5"),
-        (9, "10.244.1.9"),
+        (11, "10.244.1.9"),
     ];
     let routes = routes.map(|(link, to)| {
         let mut route = route(to, RouteProtocol::Boot, &[]);
@@ -344,7 +346,9 @@ fn each_link_has_its_own_subnets_and_host_routes() {
         (LinkKind::Pair, Some(4), "", "10.244.1.7"),
         (LinkKind::Other, None, "", ""),
         (LinkKind::Pair, None, "", ""),
-        (LinkKind::Other, None, "", ""),
+        (LinkKind::Vrf, None, "", ""),
+        (LinkKind::OpenVSwitch, None, "", ""),
+        (LinkKind::Other, Some(8), "", ""),
     ];
     let wanted = (1..).zip(wanted);
     let wanted = wanted.map(|(index, (kind, bridge, subnets, reached))| Link {
@@ -362,15 +366,15 @@ fn each_link_has_its_own_subnets_and_host_routes() {
         reached: reached.split_whitespace().map(ip).collect(),
     });
     assert_eq!(snapshot.links, Vec::from_iter(wanted));
-    let ports = (1..=9).filter(|index| snapshot.has_master(*index));
-    assert_eq!(Vec::from_iter(ports), [5]);
+    let ports = (1..=11).filter(|index| snapshot.has_master(*index));
+    assert_eq!(Vec::from_iter(ports), [5, 10]);
 }
 
 #[test]
 fn each_network_has_the_name_of_its_link_if_the_link_is_known() {
     let snapshot = node_with_each_kind_of_link();
 
-    let networks = snapshot.networks(&BTreeSet::from([3, 9]));
+    let networks = snapshot.networks(&BTreeSet::from([3, 11]));
 
     for (address, wanted) in [
         ("10.244.1.5", Some(("link3", true))),

@@ -174,7 +174,7 @@ fn a_bridge_leads_to_pods_if_it_has_an_address_for_pods() {
         ("an empty bridge", "", vec![], "-p"),
     ] {
         let bridge = bridge(subnets);
-        let links: Vec<_> = std::iter::once(bridge.clone()).chain(ports).collect();
+        let links: Vec<_> = iter::once(bridge.clone()).chain(ports).collect();
         let found = [&ranges, &PodRanges::default()]
             .map(|ranges| letter(&bridge, ranges, |rules| classify(&links, rules)));
         assert_eq!(String::from_iter(found), wanted, "{claim}");
@@ -343,34 +343,50 @@ fn the_config_overrides_the_detection() {
 }
 
 #[test]
-fn an_uplink_that_is_a_port_of_a_link_without_a_configured_name_has_a_warning() {
+fn ports_without_programs_have_a_warning_if_the_links_that_their_packets_arrive_on_have_none_either()
+ {
     let links = [
-        link(1, LinkKind::Other, Some(3)),
-        link(2, LinkKind::Other, Some(4)),
-        link(3, LinkKind::Other, None),
-        link(4, LinkKind::Bridge, None),
+        link(1, LinkKind::Other, Some(2)),
+        link(2, LinkKind::Other, Some(3)),
+        link(3, LinkKind::Bridge, None),
+        link(4, LinkKind::Other, Some(5)),
+        link(5, LinkKind::OpenVSwitch, None),
+        link(6, LinkKind::Other, Some(7)),
+        link(7, LinkKind::Vrf, None),
+        link(8, LinkKind::Other, None),
+        link(9, LinkKind::Other, Some(99)),
     ];
-    for (configured, warned) in [
-        (&[][..], ""),
-        (&["link1"], "link1 of link3"),
-        (&["link1", "link2", "link3"], "link2 of link4"),
-        (&["link3", "link4"], ""),
-        (&["link1", "gone"], "link1 of link3"),
+    let names = |names: &[&str]| Vec::from_iter(names.iter().map(|name| (*name).to_owned()));
+    let port = |port, master| {
+        format!(
+            "packets on {port} are not translated, because it is a port of {master}; service.uplinks should name {master}"
+        )
+    };
+    let vrf = "packets on link6 are not translated, because it is in the VRF link7".to_owned();
+    for (uplinks, pod_links, wanted) in [
+        (&[][..], &[][..], vec![vrf.clone()]),
+        (&[], &["link3"], vec![vrf.clone()]),
+        (&["link1", "link8"], &[], vec![port("link1", "link3")]),
+        (&["link1", "link2"], &[], vec![port("link2", "link3")]),
+        (&["link1", "link3"], &[], vec![]),
+        (&["link1"], &["link3"], vec![]),
+        (&["link1", "gone"], &[], vec![]),
+        (&["link4", "link9"], &[], vec![]),
+        (&["link6", "link7"], &[], vec![vrf]),
     ] {
         let classified = classify(
             &links,
             Rules {
-                uplinks: &Vec::from_iter(configured.iter().map(|name| (*name).to_owned())),
-                pod_links: &[],
+                uplinks: &names(uplinks),
+                pod_links: &names(pod_links),
                 ranges: &PodRanges::default(),
                 gateways: NONE,
                 former_uplinks: NONE,
             },
         );
-        let found = classified.ports_of_others.iter();
-        let found = found.map(|(port, master)| format!("{port} of {master}"));
-        assert_eq!(Vec::from_iter(found).join(", "), warned, "{configured:?}");
-        let warnings = classified.port_warnings().count();
-        assert_eq!(warnings, classified.ports_of_others.len());
+        assert_eq!(
+            classified.port_warnings, wanted,
+            "{uplinks:?} {pod_links:?}"
+        );
     }
 }

@@ -282,16 +282,22 @@ fn link_of(message: &LinkMessage, addresses: &[&AddressMessage], routes: &[&Rout
         subnets: own.clone().filter_map(subnet_of).collect(),
         reached: Vec::new(),
     };
-    let mut is_elsewhere = false;
+    let (mut is_elsewhere, mut kind) = (false, None);
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Controller(index) => link.bridge = Some(*index),
             LinkAttribute::LinkNetNsId(_) => is_elsewhere = true,
+            LinkAttribute::LinkInfo(infos) => {
+                kind = infos.iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind),
+                    _ => None,
+                });
+            }
             _ => {}
         }
     }
-    link.kind = match info_kind(message) {
+    link.kind = match kind {
         _ if message.header.flags.contains(LinkFlags::Loopback) => LinkKind::Loopback,
         Some(InfoKind::Bridge) => LinkKind::Bridge,
         Some(InfoKind::Vrf) => LinkKind::Vrf,
@@ -309,19 +315,6 @@ fn link_of(message: &LinkMessage, addresses: &[&AddressMessage], routes: &[&Rout
         link.reached = reached.collect();
     }
     link
-}
-
-/// Returns what the kernel calls the kind of a link, which a card has none of.
-fn info_kind(message: &LinkMessage) -> Option<&InfoKind> {
-    let attributes = message.attributes.iter();
-    let infos = attributes.filter_map(|attribute| match attribute {
-        LinkAttribute::LinkInfo(infos) => Some(infos),
-        _ => None,
-    });
-    infos.flatten().find_map(|info| match info {
-        LinkInfo::Kind(kind) => Some(kind),
-        _ => None,
-    })
 }
 
 /// Returns the subnet of an address, unless it is a single address or a link-local IPv6 subnet, which every link has.
